@@ -1,0 +1,150 @@
+//! The downward river: what a router asks of a sidecar for one request.
+//!
+//! A call's body is an envelope ([`crate::frame::Envelope`]): one frame with the head defined here, then the client's
+//! bytes, verbatim. A prefill answers with frames; decode and local legs answer with the engine's own response.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::id::{RequestId, TicketId, WorkerId};
+use crate::route::Route;
+use crate::ticket::Ticket;
+
+/// Paths of the sidecar's and the router's own HTTP surface.
+pub mod path {
+    /// GET: the watch stream.
+    pub const WATCH: &str = "/baton/v1/watch";
+    /// POST: prefill leg; answers frames.
+    pub const PREFILL: &str = "/baton/v1/prefill";
+    /// POST: decode leg.
+    pub const DECODE: &str = "/baton/v1/decode";
+    /// POST: local leg.
+    pub const GENERATE: &str = "/baton/v1/generate";
+    /// POST, followed by `{id}/settle`, `{id}/release` or `{id}/claim`.
+    pub const TICKETS: &str = "/baton/v1/tickets/";
+    /// POST: KV that reached this worker's engine cannot be trusted.
+    pub const QUARANTINE: &str = "/baton/v1/quarantine";
+    /// POST: take no new work.
+    pub const DRAIN: &str = "/baton/v1/drain";
+    /// POST on a router: registration of a sidecar.
+    pub const REGISTER: &str = "/baton/v1/register";
+}
+
+/// Content type of envelopes and frames.
+pub const CONTENT_TYPE: &str = "application/vnd.baton+msgpack";
+
+/// Head of a prefill call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefillCall {
+    /// This leg.
+    pub request: RequestId,
+    /// Name of the ticket to be, and of the leg until then: releasing it cancels the leg.
+    pub ticket: TicketId,
+    /// The worker that is to decode: the ticket is born claimed for it.
+    pub decode: WorkerId,
+    /// Route of the client's request.
+    pub route: Route,
+    /// Time left for the leg, in milliseconds.
+    pub deadline_ms: u64,
+}
+
+/// Head of a decode call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecodeCall {
+    /// This leg.
+    pub request: RequestId,
+    /// The handoff to use.
+    pub ticket: Ticket,
+    /// Route of the client's request.
+    pub route: Route,
+    /// Time left for the leg, in milliseconds.
+    pub deadline_ms: u64,
+}
+
+/// Head of a local call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GenerateCall {
+    /// This leg.
+    pub request: RequestId,
+    /// Route of the client's request.
+    pub route: Route,
+    /// Time left for the leg, in milliseconds.
+    pub deadline_ms: u64,
+}
+
+/// Body of `tickets/{id}/claim`: move an unused ticket to another decode worker. Answered with the new ticket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The worker that is to decode now.
+    pub decode: WorkerId,
+}
+
+/// What a prefill cost, as the engine reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PrefillUsage {
+    /// Prompt length in tokens.
+    pub prompt_tokens: u32,
+    /// Tokens of it that were in the engine's cache; absent if the engine does not say.
+    pub cached_tokens: Option<u32>,
+}
+
+/// How a prefill ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// By length, as asked: decode goes on from its KV.
+    Length,
+    /// By a stop or another condition: there is nothing to hand over, and the request is to be generated here.
+    Ended,
+    /// An outcome of a newer peer: treated as `Ended`.
+    #[serde(other)]
+    Unknown,
+}
+
+/// An engine's own answer, to be passed to the client as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineAnswer {
+    /// HTTP status.
+    pub status: u16,
+    /// Content type, if it had one.
+    pub content_type: Option<String>,
+    /// Body.
+    pub body: Bytes,
+}
+
+/// A frame of a prefill's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum PrefillFrame {
+    /// The engine is about to see it: from here on it must be cancelled to be forgotten. Where the engine hands over
+    /// while it computes, the ticket is here.
+    Admitted {
+        /// Name by which it is released.
+        id: TicketId,
+        /// The handoff, if the engine allows decode to start now.
+        ticket: Option<Box<Ticket>>,
+    },
+    /// The KV is there.
+    Ready {
+        /// The handoff.
+        ticket: Box<Ticket>,
+    },
+    /// The leg ended well. Last frame.
+    Done {
+        /// What it cost.
+        usage: PrefillUsage,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// The leg failed. Last frame.
+    Failed {
+        /// Why.
+        error: Error,
+        /// The engine's own answer where it judged the request.
+        answer: Option<EngineAnswer>,
+    },
+    /// A frame of a newer peer: skipped.
+    #[serde(other)]
+    Unknown,
+}

@@ -1,0 +1,53 @@
+//! How busy a worker is, as far as its sidecar can tell, and from where it has each number.
+
+use serde::{Deserialize, Serialize};
+
+use crate::worker::TierBlocks;
+
+/// From where a sidecar has a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// The engine's metrics page.
+    EngineMetric,
+    /// A stream the engine publishes.
+    EngineStream,
+    /// The sidecar's own table of what is in flight.
+    InFlightTable,
+    /// A place a newer peer knows.
+    #[serde(other)]
+    Unknown,
+}
+
+/// A number and where it comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Measured<T> {
+    /// The number.
+    pub value: T,
+    /// Where it comes from.
+    pub from: Origin,
+}
+
+/// One report of load. Absent means unknown, never zero.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LoadReport {
+    /// Grows by one with each report of a sidecar's life.
+    pub seq: u64,
+    /// Requests being computed.
+    pub running: Option<Measured<u32>>,
+    /// Requests waiting in the engine.
+    pub waiting: Option<Measured<u32>>,
+    /// Prompt tokens not yet computed, of prefill and local legs.
+    pub queued_prefill_tokens: Option<Measured<u64>>,
+    /// Free KV blocks per tier.
+    pub free: Option<Measured<Vec<TierBlocks>>>,
+    /// Handoffs whose KV is held here for decode workers.
+    pub handoffs_held: Option<Measured<u32>>,
+    /// Handoffs being pulled in by the engine here.
+    pub handoffs_pulling: Option<Measured<u32>>,
+    /// Prompt tokens per second of the last prefills.
+    pub prefill_tokens_per_s: Option<Measured<f64>>,
+    /// Generated tokens per second and sequence.
+    pub decode_tokens_per_s: Option<Measured<f64>>,
+}

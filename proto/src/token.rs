@@ -1,0 +1,81 @@
+//! The fleet's shared secret. Routers and sidecars prove themselves with it, and tickets are sealed with it.
+
+use std::fmt;
+
+/// The secret that every router and sidecar of a fleet is given.
+#[derive(Clone)]
+pub struct FleetToken(String);
+
+/// Why a text cannot be the fleet's secret.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadToken {
+    /// Guessable, or a mistake such as an unset variable.
+    #[error("the fleet token must be at least {} characters; generate one with `openssl rand -hex 32`", FleetToken::MIN_LEN)]
+    TooShort,
+    /// It travels in an HTTP header.
+    #[error("the fleet token must be printable ASCII without spaces")]
+    NotPrintable,
+}
+
+impl FleetToken {
+    /// Shortest accepted secret, in characters.
+    pub const MIN_LEN: usize = 16;
+
+    /// Takes a secret as given by the operator.
+    pub fn new(text: &str) -> Result<Self, BadToken> {
+        if text.len() < Self::MIN_LEN {
+            return Err(BadToken::TooShort);
+        }
+        if !text.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(BadToken::NotPrintable);
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    /// The value of an `authorization` header that carries this secret.
+    pub fn bearer(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+
+    /// Whether an `authorization` header carries this secret. Takes the same time for every wrong value of one length.
+    pub fn admits(&self, authorization: Option<&[u8]>) -> bool {
+        let Some(presented) = authorization.and_then(|value| value.strip_prefix(b"Bearer ")) else {
+            return false;
+        };
+        blake3::hash(presented) == blake3::hash(self.0.as_bytes())
+    }
+
+    /// The key with which this fleet's tickets are sealed.
+    pub fn seal_key(&self) -> [u8; 32] {
+        blake3::derive_key("baton 2026 ticket seal", self.0.as_bytes())
+    }
+}
+
+impl fmt::Debug for FleetToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FleetToken(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn admits_only_its_own_bearer() {
+        let token = FleetToken::new("0123456789abcdef").unwrap();
+        assert!(token.admits(Some(token.bearer().as_bytes())));
+        for wrong in [&b"Bearer 0123456789abcdeF"[..], b"0123456789abcdef", b"Bearer ", b"", b"bearer 0123456789abcdef"] {
+            assert!(!token.admits(Some(wrong)), "{wrong:?}");
+        }
+        assert!(!token.admits(None));
+    }
+
+    #[test]
+    fn refuses_what_cannot_be_a_secret_and_never_prints_one() {
+        assert_eq!(FleetToken::new("short").unwrap_err(), BadToken::TooShort);
+        assert_eq!(FleetToken::new("0123456789abcdef\n").unwrap_err(), BadToken::NotPrintable);
+        let token = FleetToken::new("0123456789abcdef").unwrap();
+        assert!(!format!("{token:?}").contains("0123"));
+    }
+}
