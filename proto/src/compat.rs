@@ -29,7 +29,11 @@ pub struct Mismatch {
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} differs: prefill has {}, decode has {}", self.fact, self.prefill, self.decode)
+        write!(
+            f,
+            "{} differs: prefill has {}, decode has {}",
+            self.fact, self.prefill, self.decode
+        )
     }
 }
 
@@ -46,13 +50,18 @@ impl Compatibility {
         }
         let names = self.facts.keys().chain(decode.facts.keys());
         for name in names {
-            let [ours, theirs] = [self, decode].map(|side| side.facts.get(name).map_or("nothing", String::as_str));
+            let [ours, theirs] =
+                [self, decode].map(|side| side.facts.get(name).map_or("nothing", String::as_str));
             if ours != theirs {
                 return Err(mismatch(name, ours, theirs));
             }
         }
         if self.block_size == 0 || !decode.block_size.is_multiple_of(self.block_size) {
-            return Err(mismatch("block_size", &self.block_size.to_string(), &decode.block_size.to_string()));
+            return Err(mismatch(
+                "block_size",
+                &self.block_size.to_string(),
+                &decode.block_size.to_string(),
+            ));
         }
         Ok(())
     }
@@ -64,17 +73,45 @@ mod tests {
 
     fn side(handoff: &str, hash: &str, block_size: u32) -> Compatibility {
         let facts = [("hash".to_owned(), hash.to_owned())].into();
-        Compatibility { handoff: handoff.to_owned(), facts, block_size }
+        Compatibility {
+            handoff: handoff.to_owned(),
+            facts,
+            block_size,
+        }
     }
 
     #[test]
     fn names_the_first_thing_that_differs() {
         let prefill = side("nixl-pull", "a", 32);
         assert_eq!(prefill.hands_over_to(&side("nixl-pull", "a", 64)), Ok(()));
-        assert_eq!(prefill.hands_over_to(&side("nixl-push", "a", 32)).unwrap_err().fact, "handoff");
-        assert_eq!(prefill.hands_over_to(&side("nixl-pull", "b", 32)).unwrap_err().fact, "hash");
-        assert_eq!(side("nixl-pull", "a", 64).hands_over_to(&prefill).unwrap_err().fact, "block_size");
-        assert_eq!(side("nixl-pull", "a", 0).hands_over_to(&prefill).unwrap_err().fact, "block_size");
+        assert_eq!(
+            prefill
+                .hands_over_to(&side("nixl-push", "a", 32))
+                .unwrap_err()
+                .fact,
+            "handoff"
+        );
+        assert_eq!(
+            prefill
+                .hands_over_to(&side("nixl-pull", "b", 32))
+                .unwrap_err()
+                .fact,
+            "hash"
+        );
+        assert_eq!(
+            side("nixl-pull", "a", 64)
+                .hands_over_to(&prefill)
+                .unwrap_err()
+                .fact,
+            "block_size"
+        );
+        assert_eq!(
+            side("nixl-pull", "a", 0)
+                .hands_over_to(&prefill)
+                .unwrap_err()
+                .fact,
+            "block_size"
+        );
         let mut more = prefill.clone();
         more.facts.insert("layout".to_owned(), "NHD".to_owned());
         let shown = prefill.hands_over_to(&more).unwrap_err().to_string();

@@ -166,7 +166,13 @@ pub struct Error {
 impl Error {
     /// An error that must not be retried.
     pub fn new(kind: ErrorKind, source: Source, stage: Stage, message: impl Into<String>) -> Self {
-        Self { kind, source_of_blame: source, stage, retry: Retry::No, message: message.into() }
+        Self {
+            kind,
+            source_of_blame: source,
+            stage,
+            retry: Retry::No,
+            message: message.into(),
+        }
     }
 
     /// The same error with another verdict on retries.
@@ -178,7 +184,12 @@ impl Error {
 
     /// The client's fault, found while reading its request.
     pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::BadRequest, Source::Client, Stage::Request, message)
+        Self::new(
+            ErrorKind::BadRequest,
+            Source::Client,
+            Stage::Request,
+            message,
+        )
     }
 
     /// HTTP status of this error.
@@ -189,8 +200,11 @@ impl Error {
             ErrorKind::NotFound => 404,
             ErrorKind::MethodNotAllowed => 405,
             ErrorKind::RequestTimeout => 408,
-            ErrorKind::Conflict | ErrorKind::TicketRefused | ErrorKind::LeaseExpired => 409,
-            ErrorKind::IncarnationChanged | ErrorKind::Incompatible => 409,
+            ErrorKind::Conflict
+            | ErrorKind::TicketRefused
+            | ErrorKind::LeaseExpired
+            | ErrorKind::IncarnationChanged
+            | ErrorKind::Incompatible => 409,
             ErrorKind::TooLarge => 413,
             ErrorKind::UnsupportedMediaType => 415,
             ErrorKind::EngineRejected => 422,
@@ -226,15 +240,25 @@ impl Error {
 
     /// Value of the [`ERROR_HEADER`]: everything but the message.
     pub fn header(&self) -> String {
-        format!("{}; source={}; stage={}; retry={}", self.kind, self.source_of_blame, self.stage, self.retry)
+        format!(
+            "{}; source={}; stage={}; retry={}",
+            self.kind, self.source_of_blame, self.stage, self.retry
+        )
     }
 
     /// Reads an error back from another hop's header and OpenAI-shaped body. Words of newer peers become `Unknown`;
     /// an unknown verdict on retries reads as the cautious one.
     pub fn from_wire(header: &str, body: &[u8]) -> Self {
         let head: Head = header.parse().unwrap_or_default();
-        let message = openai_message(body).unwrap_or_else(|| format!("the peer reported {header:?}"));
-        Self { kind: head.kind, source_of_blame: head.source, stage: head.stage, retry: head.retry, message }
+        let message =
+            openai_message(body).unwrap_or_else(|| format!("the peer reported {header:?}"));
+        Self {
+            kind: head.kind,
+            source_of_blame: head.source,
+            stage: head.stage,
+            retry: head.retry,
+            message,
+        }
     }
 }
 
@@ -248,7 +272,9 @@ pub fn openai_message(body: &[u8]) -> Option<String> {
     struct Inner {
         message: String,
     }
-    serde_json::from_slice::<Body>(body).ok().map(|body| body.error.message)
+    serde_json::from_slice::<Body>(body)
+        .ok()
+        .map(|body| body.error.message)
 }
 
 struct Head {
@@ -274,7 +300,12 @@ impl FromStr for Head {
 
     fn from_str(header: &str) -> Result<Self, Self::Err> {
         let mut parts = header.split(';').map(str::trim);
-        let mut head = Self { kind: parts.next().map_or(ErrorKind::Unknown, ErrorKind::from_word), ..Self::default() };
+        let mut head = Self {
+            kind: parts
+                .next()
+                .map_or(ErrorKind::Unknown, ErrorKind::from_word),
+            ..Self::default()
+        };
         for part in parts {
             match part.split_once('=') {
                 Some(("source", word)) => head.source = Source::from_word(word),
@@ -298,8 +329,12 @@ mod tests {
     fn survives_a_hop() {
         for &kind in ErrorKind::ALL {
             for &retry in Retry::ALL {
-                let error = Error::new(kind, Source::Engine, Stage::Decode, "it \"broke\"\n").retry(retry);
-                assert_eq!(Error::from_wire(&error.header(), error.openai_body().as_bytes()), error);
+                let error =
+                    Error::new(kind, Source::Engine, Stage::Decode, "it \"broke\"\n").retry(retry);
+                assert_eq!(
+                    Error::from_wire(&error.header(), error.openai_body().as_bytes()),
+                    error
+                );
                 assert!((400..600).contains(&error.status()));
             }
         }
@@ -308,7 +343,10 @@ mod tests {
     #[test]
     fn words_agree_with_serde() {
         for &kind in ErrorKind::ALL {
-            assert_eq!(serde_json::to_string(&kind).unwrap(), format!("\"{}\"", kind.word()));
+            assert_eq!(
+                serde_json::to_string(&kind).unwrap(),
+                format!("\"{}\"", kind.word())
+            );
         }
     }
 

@@ -11,7 +11,11 @@ pub struct Blocks(pub Vec<SequenceHash>);
 
 impl Serialize for Blocks {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let packed: Vec<u8> = self.0.iter().flat_map(|hash| hash.0.to_le_bytes()).collect();
+        let packed: Vec<u8> = self
+            .0
+            .iter()
+            .flat_map(|hash| hash.0.to_le_bytes())
+            .collect();
         serializer.serialize_bytes(&packed)
     }
 }
@@ -21,9 +25,16 @@ impl<'de> Deserialize<'de> for Blocks {
         let packed = serde_bytes::ByteBuf::deserialize(deserializer)?;
         let (hashes, rest) = packed.as_chunks::<8>();
         if !rest.is_empty() {
-            return Err(D::Error::custom("packed sequence hashes must be a multiple of 8 bytes"));
+            return Err(D::Error::custom(
+                "packed sequence hashes must be a multiple of 8 bytes",
+            ));
         }
-        Ok(Self(hashes.iter().map(|bytes| SequenceHash(u64::from_le_bytes(*bytes))).collect()))
+        Ok(Self(
+            hashes
+                .iter()
+                .map(|bytes| SequenceHash(u64::from_le_bytes(*bytes)))
+                .collect(),
+        ))
     }
 }
 

@@ -58,7 +58,11 @@ impl SequenceHash {
             hasher.update(&token.to_le_bytes());
         }
         for item in items {
-            hasher.update(&u32::try_from(item.identifier.len()).unwrap_or(u32::MAX).to_le_bytes());
+            hasher.update(
+                &u32::try_from(item.identifier.len())
+                    .unwrap_or(u32::MAX)
+                    .to_le_bytes(),
+            );
             hasher.update(item.identifier.as_bytes());
             hasher.update(&item.offset.to_le_bytes());
         }
@@ -84,18 +88,34 @@ mod tests {
 
     use super::*;
 
-    const BASE: Namespace<'_> = Namespace { model: "tiny", lora: "", salt: "" };
+    const BASE: Namespace<'_> = Namespace {
+        model: "tiny",
+        lora: "",
+        salt: "",
+    };
 
     #[test]
     fn bytes_are_as_documented() {
         let root = BASE.root().unwrap();
         assert_eq!(root.0, xxh3_64(b"baton/1\0tiny\0\0"));
         let tokens = [1u32, 2, 70_000, u32::MAX];
-        let mut content: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-        assert_eq!(root.child(&tokens, &[]).0, xxhash_rust::xxh3::xxh3_64_with_seed(&content, root.0));
+        let mut content: Vec<u8> = tokens
+            .iter()
+            .flat_map(|token| token.to_le_bytes())
+            .collect();
+        assert_eq!(
+            root.child(&tokens, &[]).0,
+            xxhash_rust::xxh3::xxh3_64_with_seed(&content, root.0)
+        );
         content.extend([3, 0, 0, 0, b'i', b'm', b'g', 2, 0, 0, 0]);
-        let item = MultimodalItem { identifier: "img", offset: 2 };
-        assert_eq!(root.child(&tokens, &[item]).0, xxhash_rust::xxh3::xxh3_64_with_seed(&content, root.0));
+        let item = MultimodalItem {
+            identifier: "img",
+            offset: 2,
+        };
+        assert_eq!(
+            root.child(&tokens, &[item]).0,
+            xxhash_rust::xxh3::xxh3_64_with_seed(&content, root.0)
+        );
     }
 
     #[test]
@@ -103,8 +123,18 @@ mod tests {
         let root = BASE.root().unwrap();
         let tokens: Vec<u32> = (0..64).collect();
         let hashes = sequence_hashes(root, &tokens, 32);
-        let salted = Namespace { salt: "tenant-a", ..BASE }.root().unwrap();
-        let lora = Namespace { lora: "ada", ..BASE }.root().unwrap();
+        let salted = Namespace {
+            salt: "tenant-a",
+            ..BASE
+        }
+        .root()
+        .unwrap();
+        let lora = Namespace {
+            lora: "ada",
+            ..BASE
+        }
+        .root()
+        .unwrap();
         let got = [root, hashes[0], hashes[1], salted, lora].map(|hash| format!("{:016x}", hash.0));
         let expected = include_str!("../vectors/sequence_hashes.txt");
         assert_eq!(got.join("\n"), expected.trim());
@@ -112,7 +142,15 @@ mod tests {
 
     #[test]
     fn a_zero_byte_in_a_name_has_no_namespace() {
-        assert_eq!(Namespace { model: "a\0b", lora: "", salt: "" }.root(), None);
+        assert_eq!(
+            Namespace {
+                model: "a\0b",
+                lora: "",
+                salt: ""
+            }
+            .root(),
+            None
+        );
     }
 
     proptest! {

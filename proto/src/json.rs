@@ -40,12 +40,21 @@ pub struct RawObject<'a> {
 impl<'a> RawObject<'a> {
     /// Reads an object.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, BadJson> {
-        let source = std::str::from_utf8(bytes).map_err(|_| BadJson::Syntax("it is not UTF-8".to_owned()))?;
+        let source = std::str::from_utf8(bytes)
+            .map_err(|_| BadJson::Syntax("it is not UTF-8".to_owned()))?;
         let mut deserializer = serde_json::Deserializer::from_str(source);
-        let members = TopLevel { source }.deserialize(&mut deserializer).map_err(|error| {
-            if error.is_data() { BadJson::Shape(error.to_string()) } else { BadJson::Syntax(error.to_string()) }
-        })?;
-        deserializer.end().map_err(|error| BadJson::Syntax(error.to_string()))?;
+        let members = TopLevel { source }
+            .deserialize(&mut deserializer)
+            .map_err(|error| {
+                if error.is_data() {
+                    BadJson::Shape(error.to_string())
+                } else {
+                    BadJson::Syntax(error.to_string())
+                }
+            })?;
+        deserializer
+            .end()
+            .map_err(|error| BadJson::Syntax(error.to_string()))?;
         Ok(Self { source, members })
     }
 
@@ -72,7 +81,11 @@ impl<'a> RawObject<'a> {
 
     /// Starts an edited copy.
     pub fn edit(&self) -> Edit<'_> {
-        Edit { object: self, values: vec![Change::Keep; self.members.len()], added: Vec::new() }
+        Edit {
+            object: self,
+            values: vec![Change::Keep; self.members.len()],
+            added: Vec::new(),
+        }
     }
 }
 
@@ -95,8 +108,16 @@ impl Edit<'_> {
     /// Gives a member this raw JSON value, in place if the member exists, else at the end.
     #[must_use]
     pub fn set(mut self, key: &str, raw_json: impl Into<String>) -> Self {
-        debug_assert!(!self.added.iter().any(|(added, _)| added == key), "one edit a key");
-        match self.object.members.iter().position(|member| member.key == key) {
+        debug_assert!(
+            !self.added.iter().any(|(added, _)| added == key),
+            "one edit a key"
+        );
+        match self
+            .object
+            .members
+            .iter()
+            .position(|member| member.key == key)
+        {
             Some(at) => self.values[at] = Change::Set(raw_json.into()),
             None => self.added.push((key.to_owned(), raw_json.into())),
         }
@@ -106,7 +127,12 @@ impl Edit<'_> {
     /// Removes a member if it exists.
     #[must_use]
     pub fn remove(mut self, key: &str) -> Self {
-        if let Some(at) = self.object.members.iter().position(|member| member.key == key) {
+        if let Some(at) = self
+            .object
+            .members
+            .iter()
+            .position(|member| member.key == key)
+        {
             self.values[at] = Change::Remove;
         }
         self
@@ -177,12 +203,17 @@ impl<'de> Visitor<'de> for TopLevel<'de> {
         let mut seen = HashSet::new();
         while let Some(CowStr(key)) = map.next_key()? {
             if !seen.insert(key.clone()) {
-                return Err(serde::de::Error::custom(format_args!("the key {key:?} is given twice")));
+                return Err(serde::de::Error::custom(format_args!(
+                    "the key {key:?} is given twice"
+                )));
             }
             let raw: &RawValue = map.next_value()?;
             // A borrowed RawValue is a slice of the source, so its place is the distance of the two pointers.
             let start = raw.get().as_ptr() as usize - self.source.as_ptr() as usize;
-            members.push(Member { key, value: start..start + raw.get().len() });
+            members.push(Member {
+                key,
+                value: start..start + raw.get().len(),
+            });
         }
         Ok(members)
     }
@@ -206,13 +237,28 @@ mod tests {
     fn edits_touch_nothing_else() {
         let source = " { \"a\" : 1.50 ,\n\"b\":{\"a\": [1 , 2]} , \"c\\u0061\":\"\\ud800\"  } ";
         assert_eq!(edited(source, |e| e), source);
-        assert_eq!(edited(source, |e| e.set("b", "0")), " { \"a\" : 1.50 ,\n\"b\":0 , \"c\\u0061\":\"\\ud800\"  } ");
-        assert_eq!(edited(source, |e| e.remove("a")), " {\n\"b\":{\"a\": [1 , 2]} , \"c\\u0061\":\"\\ud800\"  } ");
-        assert_eq!(edited(source, |e| e.remove("ca")), " { \"a\" : 1.50 ,\n\"b\":{\"a\": [1 , 2]}  } ");
+        assert_eq!(
+            edited(source, |e| e.set("b", "0")),
+            " { \"a\" : 1.50 ,\n\"b\":0 , \"c\\u0061\":\"\\ud800\"  } "
+        );
+        assert_eq!(
+            edited(source, |e| e.remove("a")),
+            " {\n\"b\":{\"a\": [1 , 2]} , \"c\\u0061\":\"\\ud800\"  } "
+        );
+        assert_eq!(
+            edited(source, |e| e.remove("ca")),
+            " { \"a\" : 1.50 ,\n\"b\":{\"a\": [1 , 2]}  } "
+        );
         assert_eq!(edited("{}", |e| e.set("k\"", "[]")), "{\"k\\\"\":[]}");
         assert_eq!(edited("{\"a\":1}", |e| e.remove("a")), "{}");
-        assert_eq!(edited("{\"a\":1}", |e| e.remove("a").set("b", "2")), "{\"b\":2}");
-        assert_eq!(edited("{\"a\":1,\"b\":2}", |e| e.remove("a").remove("b")), "{}");
+        assert_eq!(
+            edited("{\"a\":1}", |e| e.remove("a").set("b", "2")),
+            "{\"b\":2}"
+        );
+        assert_eq!(
+            edited("{\"a\":1,\"b\":2}", |e| e.remove("a").remove("b")),
+            "{}"
+        );
     }
 
     #[test]
@@ -220,24 +266,44 @@ mod tests {
         let source = r#"{"seed":18446744073709551617,"temperature":1e-400,"x":-0.0}"#;
         let object = RawObject::parse(source.as_bytes()).unwrap();
         assert_eq!(object.get("seed"), Some("18446744073709551617"));
-        assert_eq!(object.edit().set("y", "1").finish(), format!("{},\"y\":1}}", &source[..source.len() - 1]));
+        assert_eq!(
+            object.edit().set("y", "1").finish(),
+            format!("{},\"y\":1}}", &source[..source.len() - 1])
+        );
     }
 
     #[test]
     fn duplicate_keys_are_refused_however_spelled() {
         let error = RawObject::parse(br#"{"model":1,"m\u006fdel":2}"#).unwrap_err();
         assert!(error.to_string().contains("given twice"), "{error}");
-        assert!(RawObject::parse(br#"{"a":{"b":1,"b":2}}"#).is_ok(), "nested ones are the engine's business");
+        assert!(
+            RawObject::parse(br#"{"a":{"b":1,"b":2}}"#).is_ok(),
+            "nested ones are the engine's business"
+        );
     }
 
     #[test]
     fn what_is_no_object_is_refused() {
-        for bad in ["", "[]", "1", "null", "{", "{}{}", "{\"a\":1,}", "{\"a\":NaN}", "{'a':1}", "\u{feff}{}"] {
+        for bad in [
+            "",
+            "[]",
+            "1",
+            "null",
+            "{",
+            "{}{}",
+            "{\"a\":1,}",
+            "{\"a\":NaN}",
+            "{'a':1}",
+            "\u{feff}{}",
+        ] {
             assert!(RawObject::parse(bad.as_bytes()).is_err(), "{bad:?}");
         }
         assert!(RawObject::parse(b"{\"a\":\"\xff\"}").is_err());
         let deep = format!("{{\"a\":{}{}}}", "[".repeat(200_000), "]".repeat(200_000));
-        assert!(RawObject::parse(deep.as_bytes()).is_ok(), "depth costs no stack");
+        assert!(
+            RawObject::parse(deep.as_bytes()).is_ok(),
+            "depth costs no stack"
+        );
     }
 
     fn json() -> impl Strategy<Value = serde_json::Value> {

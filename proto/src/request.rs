@@ -12,7 +12,12 @@ use crate::json::RawObject;
 use crate::route::Route;
 
 /// Keys by which engines are told about KV transfers. A key ending in `*` stands for all keys with that beginning.
-const TRANSFER_KEYS: &[&str] = &["kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_*"];
+const TRANSFER_KEYS: &[&str] = &[
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "disaggregated_params",
+    "bootstrap_*",
+];
 
 /// Objects whose members engines take for top-level keys: vLLM puts `vllm_xargs` into the same map as
 /// `kv_transfer_params` (0.32.0, `entrypoints/openai/*/protocol.py`, `extra_args`).
@@ -51,7 +56,11 @@ impl ClientRequest {
         &self.body
     }
 
-    /// The body's top level. It was parsed once before, so this cannot fail.
+    /// The body's top level.
+    #[expect(
+        clippy::missing_panics_doc,
+        reason = "it was parsed once before, so this cannot fail"
+    )]
     pub fn object(&self) -> RawObject<'_> {
         RawObject::parse(&self.body).expect("checked in ClientRequest::new")
     }
@@ -65,15 +74,19 @@ impl ClientRequest {
 fn refuse_transfer_keys(object: &RawObject<'_>) -> Result<(), Error> {
     match object.keys().find(|key| is_transfer_key(key)) {
         None => Ok(()),
-        Some(key) => Err(Error::bad_request(format!("{key:?} is set by Baton and not accepted from clients"))),
+        Some(key) => Err(Error::bad_request(format!(
+            "{key:?} is set by Baton and not accepted from clients"
+        ))),
     }
 }
 
 fn is_transfer_key(key: &str) -> bool {
-    TRANSFER_KEYS.iter().any(|known| match known.strip_suffix('*') {
-        Some(beginning) => key.starts_with(beginning),
-        None => key == *known,
-    })
+    TRANSFER_KEYS
+        .iter()
+        .any(|known| match known.strip_suffix('*') {
+            Some(beginning) => key.starts_with(beginning),
+            None => key == *known,
+        })
 }
 
 #[cfg(test)]

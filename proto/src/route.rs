@@ -22,8 +22,14 @@ pub enum Route {
 }
 
 /// Routes that are served by one engine alone, untouched.
-pub const PASS_THROUGH: &[&str] =
-    &["/v1/classify", "/v1/embeddings", "/v1/messages", "/v1/rerank", "/v1/responses", "/v1/score"];
+pub const PASS_THROUGH: &[&str] = &[
+    "/v1/classify",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/rerank",
+    "/v1/responses",
+    "/v1/score",
+];
 
 impl Route {
     /// Path on the engine.
@@ -44,7 +50,12 @@ impl FromStr for Route {
         let mut all = known.chain(PASS_THROUGH.iter().map(|path| Self::PassThrough(path)));
         all.find(|route| route.path() == path).ok_or_else(|| {
             let shown: String = path.chars().take(100).collect();
-            Error::new(ErrorKind::NotFound, Source::Client, Stage::Request, format!("there is no route {shown}"))
+            Error::new(
+                ErrorKind::NotFound,
+                Source::Client,
+                Stage::Request,
+                format!("there is no route {shown}"),
+            )
         })
     }
 }
@@ -57,7 +68,9 @@ impl Serialize for Route {
 
 impl<'de> Deserialize<'de> for Route {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 
@@ -74,9 +87,23 @@ mod tests {
     #[test]
     fn only_listed_paths_are_routes() {
         assert_eq!("/v1/chat/completions".parse(), Ok(Route::ChatCompletions));
-        assert_eq!("/v1/embeddings".parse(), Ok(Route::PassThrough("/v1/embeddings")));
-        for closed in ["/v1/load_lora_adapter", "/reset_prefix_cache", "/v1/completions/", "//v1/completions", "/v1/../x", ""] {
-            assert_eq!(closed.parse::<Route>().unwrap_err().kind, ErrorKind::NotFound, "{closed}");
+        assert_eq!(
+            "/v1/embeddings".parse(),
+            Ok(Route::PassThrough("/v1/embeddings"))
+        );
+        for closed in [
+            "/v1/load_lora_adapter",
+            "/reset_prefix_cache",
+            "/v1/completions/",
+            "//v1/completions",
+            "/v1/../x",
+            "",
+        ] {
+            assert_eq!(
+                closed.parse::<Route>().unwrap_err().kind,
+                ErrorKind::NotFound,
+                "{closed}"
+            );
         }
     }
 }

@@ -9,8 +9,16 @@ pub struct FleetToken(String);
 /// Why a text cannot be the fleet's secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadToken {
+    /// There is none.
+    #[error(
+        "there is no fleet token: set BATON_TOKEN to the same secret for all routers and sidecars"
+    )]
+    Missing,
     /// Guessable, or a mistake such as an unset variable.
-    #[error("the fleet token must be at least {} characters; generate one with `openssl rand -hex 32`", FleetToken::MIN_LEN)]
+    #[error(
+        "the fleet token must be at least {} characters; generate one with `openssl rand -hex 32`",
+        FleetToken::MIN_LEN
+    )]
     TooShort,
     /// It travels in an HTTP header.
     #[error("the fleet token must be printable ASCII without spaces")]
@@ -32,6 +40,11 @@ impl FleetToken {
         Ok(Self(text.to_owned()))
     }
 
+    /// Takes a secret that may not have been given at all.
+    pub fn given(text: Option<&str>) -> Result<Self, BadToken> {
+        text.map_or(Err(BadToken::Missing), Self::new)
+    }
+
     /// The value of an `authorization` header that carries this secret.
     pub fn bearer(&self) -> String {
         format!("Bearer {}", self.0)
@@ -39,16 +52,20 @@ impl FleetToken {
 
     /// Whether an `authorization` header carries this secret. Takes the same time for every wrong value of one length.
     pub fn admits(&self, authorization: Option<&[u8]>) -> bool {
-        let Some(presented) = authorization.and_then(|value| value.strip_prefix(b"Bearer ")) else {
-            return false;
-        };
-        blake3::hash(presented) == blake3::hash(self.0.as_bytes())
+        bearer_is(authorization, self.0.as_bytes())
     }
 
     /// The key with which this fleet's tickets are sealed.
     pub fn seal_key(&self) -> [u8; 32] {
         blake3::derive_key("baton 2026 ticket seal", self.0.as_bytes())
     }
+}
+
+/// Whether an `authorization` header carries this secret as a bearer token. Takes the same time for every wrong value.
+pub fn bearer_is(authorization: Option<&[u8]>, secret: &[u8]) -> bool {
+    let presented = authorization.and_then(|value| value.strip_prefix(b"Bearer "));
+    // Digests are compared in constant time, and say nothing of lengths.
+    presented.is_some_and(|presented| blake3::hash(presented) == blake3::hash(secret))
 }
 
 impl fmt::Debug for FleetToken {
@@ -65,7 +82,13 @@ mod tests {
     fn admits_only_its_own_bearer() {
         let token = FleetToken::new("0123456789abcdef").unwrap();
         assert!(token.admits(Some(token.bearer().as_bytes())));
-        for wrong in [&b"Bearer 0123456789abcdeF"[..], b"0123456789abcdef", b"Bearer ", b"", b"bearer 0123456789abcdef"] {
+        for wrong in [
+            &b"Bearer 0123456789abcdeF"[..],
+            b"0123456789abcdef",
+            b"Bearer ",
+            b"",
+            b"bearer 0123456789abcdef",
+        ] {
             assert!(!token.admits(Some(wrong)), "{wrong:?}");
         }
         assert!(!token.admits(None));
@@ -74,7 +97,10 @@ mod tests {
     #[test]
     fn refuses_what_cannot_be_a_secret_and_never_prints_one() {
         assert_eq!(FleetToken::new("short").unwrap_err(), BadToken::TooShort);
-        assert_eq!(FleetToken::new("0123456789abcdef\n").unwrap_err(), BadToken::NotPrintable);
+        assert_eq!(
+            FleetToken::new("0123456789abcdef\n").unwrap_err(),
+            BadToken::NotPrintable
+        );
         let token = FleetToken::new("0123456789abcdef").unwrap();
         assert!(!format!("{token:?}").contains("0123"));
     }

@@ -1,1 +1,17 @@
-//! (being written)
+//! Baton's router: an OpenAI client talks to it, and it has the prompt prefilled by one worker and decoded by another, or
+//! both by one, whichever is predicted to be faster.
+//!
+//! It consumes only the common protocol and must never match on an engine's kind or know its formats. Start reading at
+//! [`serve`] (one request from plan to answer), then [`prefill`] (a split request) and [`fleet`] (what is known of workers).
+
+pub mod admin;
+pub mod args;
+pub mod calls;
+pub mod fleet;
+pub mod front;
+pub mod metrics;
+pub mod planner;
+pub mod prefill;
+pub mod run;
+pub mod serve;
+pub mod state;

@@ -1,1 +1,21 @@
-//! (being written)
+//! The sidecar daemon: everything that is the same for every engine.
+//!
+//! A sidecar stands beside one unmodified engine. Downwards it relays the legs of requests and keeps the truth about
+//! handoffs; upwards it tells every router what its engine is, how it is and how busy it is. What differs between engines
+//! is behind one trait, [`engine::Engine`]; nothing here may name an engine's keys, ports or formats.
+//!
+//! Start reading at [`core`] (the shared state), then [`relay`] (a request's legs) and [`ledger`] (the handoffs).
+
+pub mod args;
+pub mod core;
+pub mod engine;
+pub mod launch;
+pub mod ledger;
+pub mod membership;
+pub mod metrics;
+pub mod relay;
+pub mod run;
+pub mod server;
+pub mod status;
+pub mod watch;
+pub mod watchdog;

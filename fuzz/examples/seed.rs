@@ -1,0 +1,67 @@
+//! Writes a first corpus: the golden vectors for the readers of MessagePack, a few bodies for the readers of JSON.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Targets that read one message, and those that read a stream or an envelope.
+const MESSAGES: &[&str] = &["watch_frame", "prefill_frame", "registration", "ticket"];
+const FRAMES: &[&str] = &["envelope", "frame_reader"];
+const BODIES: &[&str] = &["raw_object", "client_request"];
+
+const JSON: &[&str] = &[
+    "{}",
+    r#"{"model":"tiny","prompt":[1,2,3],"max_tokens":16,"stream":true,"temperature":1.50}"#,
+    r#" { "messages" : [{"role":"user","content":"\ud83d\ude00 \u0000"}] , "vllm_xargs":{"kv_cache_report_mode":"full"} } "#,
+    r#"{"kv_transfer\u005fparams":null}"#,
+    r#"{"vllm_xargs":{"a":1,"bootstrap_room":2}}"#,
+    r#"{"a":1,"\u0061":2}"#,
+    r#"{"x":-0.0,"y":1e-400,"seed":18446744073709551617}"#,
+];
+
+const ERRORS: &[&str] = &[
+    "no_worker; source=router; stage=plan; retry=safe\n{\"error\":{\"message\":\"no worker\",\"code\":\"no_worker\"}}",
+    "solar_flare; source=sun; retry=maybe; x\nnot json",
+];
+
+fn main() -> io::Result<()> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for entry in fs::read_dir(here.join("../proto/vectors"))? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "hex") {
+            continue;
+        }
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let bytes = bytes_of(&fs::read_to_string(&path)?);
+        for target in MESSAGES {
+            save(target, &name, &bytes)?;
+        }
+        let frame = [&u32::try_from(bytes.len()).unwrap_or(0).to_be_bytes()[..], &bytes].concat();
+        for target in FRAMES {
+            save(target, &name, &bytes)?;
+            save(target, &format!("{name}_framed"), &frame)?;
+            save(target, &format!("{name}_steered"), &[b"\x05", &frame[..], &frame[..]].concat())?;
+        }
+    }
+    for (number, text) in JSON.iter().enumerate() {
+        for target in BODIES {
+            save(target, &number.to_string(), format!("a{text}").as_bytes())?;
+        }
+    }
+    for (number, text) in ERRORS.iter().enumerate() {
+        save("error_wire", &number.to_string(), text.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn save(target: &str, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join(format!("seed_{name}")), bytes)
+}
+
+fn bytes_of(vector: &str) -> Vec<u8> {
+    let digits: String = vector.lines().filter(|line| !line.starts_with('#')).collect();
+    let pairs = digits.as_bytes().chunks(2).filter_map(|pair| std::str::from_utf8(pair).ok());
+    pairs.filter_map(|pair| u8::from_str_radix(pair, 16).ok()).collect()
+}

@@ -1,0 +1,187 @@
+//! What operators and sidecars see: probes, the fleet, models, dry runs, registration.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_daemon::http::{self as daemon_http, Body, read_limited};
+use baton_proto::frame;
+use baton_proto::request::ClientRequest;
+use baton_proto::route::Route;
+use baton_proto::watch::Registration;
+use baton_proto::{Error, ErrorKind, Source, Stage};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+
+use crate::args::Force;
+use crate::fleet::{Snapshot, WorkerState, WorkerView};
+use crate::planner;
+use crate::prefill::bypass;
+use crate::state::Router;
+
+/// Largest registration.
+const MAX_REGISTRATION: usize = 64 << 10;
+
+/// The process is alive.
+pub fn live() -> Response<Body> {
+    daemon_http::json(StatusCode::OK, &json!({"alive": true}))
+}
+
+/// Whether a request could be served now: some worker is ready, and under `--force split` some pair.
+pub fn ready(router: &Router) -> Response<Body> {
+    let snapshot = router.fleet.snapshot();
+    let ready = ready_workers(&snapshot);
+    let pairs = planner::pairs(&snapshot, &ready).count();
+    let serves = if router.args.force == Force::Split {
+        pairs > 0
+    } else {
+        !ready.is_empty()
+    };
+    let status = if serves {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    daemon_http::json(
+        status,
+        &json!({"ready": serves, "workers_ready": ready.len(), "pairs": pairs}),
+    )
+}
+
+fn ready_workers(snapshot: &Snapshot) -> Vec<&WorkerView> {
+    snapshot
+        .workers
+        .iter()
+        .filter(|worker| worker.state() == WorkerState::Ready)
+        .collect()
+}
+
+/// All workers, and which pairs can hand over or why not.
+pub fn fleet(router: &Router) -> Response<Body> {
+    let snapshot = router.fleet.snapshot();
+    let workers: Vec<Value> = snapshot.workers.iter().map(worker).collect();
+    let mut pairs = Vec::new();
+    for prefill in snapshot
+        .workers
+        .iter()
+        .filter(|worker| worker.role().prefills())
+    {
+        for decode in snapshot
+            .workers
+            .iter()
+            .filter(|worker| worker.role().decodes() && worker.id() != prefill.id())
+        {
+            let obstacle = snapshot.obstacle(prefill, decode);
+            pairs.push(
+                json!({"prefill": prefill.id(), "decode": decode.id(), "obstacle": obstacle}),
+            );
+        }
+    }
+    daemon_http::json(StatusCode::OK, &json!({"workers": workers, "pairs": pairs}))
+}
+
+fn worker(view: &WorkerView) -> Value {
+    let (requests, tokens) = view.worker.reserved();
+    json!({
+        "id": view.id(),
+        "address": view.worker.url(""),
+        "state": view.state(),
+        "avoided": view.worker.avoided(),
+        "role": view.info().map(|info| info.role),
+        "incarnation": view.incarnation(),
+        "reserved": {"requests": requests, "prompt_tokens": tokens},
+        "load": view.load(),
+        "info": view.info(),
+    })
+}
+
+/// Models that ready workers serve, in OpenAI's form.
+pub fn models(router: &Router) -> Response<Body> {
+    let snapshot = router.fleet.snapshot();
+    let list: Vec<Value> = model_names(&snapshot)
+        .into_iter()
+        .map(|(name, length)| shown_model(&name, length))
+        .collect();
+    daemon_http::json(StatusCode::OK, &json!({"object": "list", "data": list}))
+}
+
+/// One model in OpenAI's form.
+pub fn model(router: &Router, name: &str) -> Result<Response<Body>, Error> {
+    let snapshot = router.fleet.snapshot();
+    let found = model_names(&snapshot)
+        .into_iter()
+        .find(|(known, _)| known == name);
+    match found {
+        Some((name, length)) => Ok(daemon_http::json(
+            StatusCode::OK,
+            &shown_model(&name, length),
+        )),
+        None => {
+            let shown: String = name.chars().take(100).collect();
+            let message = format!("the model {shown:?} does not exist here");
+            Err(Error::new(
+                ErrorKind::NotFound,
+                Source::Client,
+                Stage::Request,
+                message,
+            ))
+        }
+    }
+}
+
+fn model_names(snapshot: &Snapshot) -> std::collections::BTreeMap<String, Option<u32>> {
+    let infos = snapshot
+        .workers
+        .iter()
+        .filter(|worker| worker.state() == WorkerState::Ready)
+        .filter_map(WorkerView::info);
+    let names = infos.flat_map(|info| {
+        let all = info.models.iter().chain(&info.lora_adapters);
+        all.map(|name| (name.clone(), info.context_length))
+    });
+    names.collect()
+}
+
+fn shown_model(name: &str, length: Option<u32>) -> Value {
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "baton", "max_model_len": length})
+}
+
+/// A dry run: how a request would be served now. Nothing is reserved. The body is that of a chat or a completion.
+pub fn plan(router: &Router, body: Bytes) -> Result<Response<Body>, Error> {
+    let chat = ClientRequest::new(Route::ChatCompletions, body.clone())?;
+    let request = match chat.object().get("messages") {
+        Some(_) => chat,
+        None => ClientRequest::new(Route::Completions, body)?,
+    };
+    let facts = bypass::facts(&request);
+    let explained = planner::explain(&router.fleet.snapshot(), &facts, router.args.force);
+    Ok(daemon_http::json(StatusCode::OK, &explained))
+}
+
+/// A sidecar registers, renews, or says goodbye.
+pub async fn register(
+    router: &Arc<Router>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Error> {
+    let read = read_limited(
+        request.into_body(),
+        MAX_REGISTRATION,
+        Duration::from_secs(5),
+    )
+    .await;
+    let body = read.map_err(daemon_http::BadBody::into_request_error)?;
+    let registration: Registration = frame::from_bytes(&body).map_err(|bad| {
+        let message = format!("the registration cannot be read: {bad}");
+        Error::new(
+            ErrorKind::BadRequest,
+            Source::Sidecar,
+            Stage::Fleet,
+            message,
+        )
+    })?;
+    let registered = router.fleet.register(registration)?;
+    Ok(Response::new(daemon_http::full(frame::to_bytes(
+        &registered,
+    ))))
+}

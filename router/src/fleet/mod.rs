@@ -1,0 +1,240 @@
+//! The fleet: all workers this router knows, and what it knows of each.
+//!
+//! A sidecar registers; for as long as its registration holds, a session ([`session`]) watches it. Whoever plans takes an
+//! immutable [`Snapshot`]; nobody plans on data that changes underneath.
+
+mod reservation;
+mod session;
+mod worker;
+
+pub use reservation::Reservation;
+pub use worker::{Worker, WorkerState, WorkerView};
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use baton_proto::watch::{Registered, Registration};
+use baton_proto::{
+    Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
+};
+use http::Uri;
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::calls::Calls;
+use crate::metrics::Metrics;
+
+/// How long a registration holds. Sidecars renew it three times in that time.
+pub const LEASE: Duration = Duration::from_secs(6);
+
+/// Most workers of a fleet. A hostile or broken holder of the token cannot make the router grow without bound.
+const MOST_WORKERS: usize = 4096;
+
+/// All workers, at one moment.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// Workers in the order of their ids.
+    pub workers: Vec<WorkerView>,
+    broken_pairs: HashSet<(Incarnation, Incarnation)>,
+}
+
+impl Snapshot {
+    /// Why a prefill worker cannot hand over to a decode worker; `None` if it can.
+    pub fn obstacle(&self, prefill: &WorkerView, decode: &WorkerView) -> Option<String> {
+        let sides = prefill.compatibility().zip(decode.compatibility());
+        let Some((ours, theirs)) = sides else {
+            return Some("one of them has no transfer connector".to_owned());
+        };
+        if let Err(mismatch) = ours.hands_over_to(theirs) {
+            return Some(mismatch.to_string());
+        }
+        let lives = prefill.incarnation().zip(decode.incarnation());
+        let broken =
+            lives.is_some_and(|(p, d)| self.broken_pairs.contains(&(p.clone(), d.clone())));
+        broken.then(|| {
+            "the decode engine cannot follow the prefill engine's restart; restart one of them"
+                .to_owned()
+        })
+    }
+
+    /// Whether anybody serves this model.
+    pub fn serves(&self, model: &str) -> bool {
+        self.workers.iter().any(|worker| worker.serves(model))
+    }
+}
+
+struct Member {
+    epoch: Epoch,
+    lapses: Instant,
+    worker: Arc<Worker>,
+    _session: DropGuard,
+}
+
+/// All workers this router knows.
+pub struct Fleet {
+    members: Mutex<HashMap<WorkerId, Member>>,
+    broken_pairs: Mutex<HashSet<(Incarnation, Incarnation)>>,
+    snapshot: ArcSwap<Snapshot>,
+    calls: Calls,
+    metrics: Metrics,
+}
+
+impl Fleet {
+    /// A fleet without workers.
+    pub fn new(calls: Calls, metrics: Metrics) -> Arc<Self> {
+        Arc::new(Self {
+            members: Mutex::default(),
+            broken_pairs: Mutex::default(),
+            snapshot: ArcSwap::default(),
+            calls,
+            metrics,
+        })
+    }
+
+    /// All workers, at this moment.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    /// A sidecar says that it is there, or goodbye.
+    pub fn register(self: &Arc<Self>, registration: Registration) -> Result<Registered, Error> {
+        let refuse =
+            |kind, message: String| Err(Error::new(kind, Source::Sidecar, Stage::Fleet, message));
+        if registration.protocol != PROTOCOL_VERSION {
+            let theirs = registration.protocol;
+            let message = format!(
+                "the sidecar speaks protocol {theirs}, this router {PROTOCOL_VERSION}: use one version"
+            );
+            return refuse(ErrorKind::Protocol, message);
+        }
+        let address: Uri = match registration.address.parse() {
+            Ok(uri) if is_base_url(&uri) => uri,
+            _ => {
+                return refuse(
+                    ErrorKind::BadRequest,
+                    format!("the address {:?} is no http URL", registration.address),
+                );
+            }
+        };
+        let mut members = self.lock();
+        if let Some(member) = members.get_mut(&registration.worker) {
+            if member.epoch > registration.epoch {
+                let message = format!(
+                    "another sidecar, started later, holds the worker id {}",
+                    registration.worker
+                );
+                return refuse(ErrorKind::Conflict, message);
+            }
+            if member.epoch == registration.epoch && !registration.leave {
+                member.lapses = Instant::now() + LEASE;
+                return Ok(registered());
+            }
+        } else if registration.leave {
+            return Ok(registered());
+        } else if members.len() >= MOST_WORKERS {
+            return refuse(
+                ErrorKind::Overloaded,
+                format!("this router knows {MOST_WORKERS} workers already"),
+            );
+        }
+        if registration.leave {
+            tracing::info!(worker = %registration.worker, "worker left");
+            members.remove(&registration.worker);
+        } else {
+            let member = self.welcome(&registration, address);
+            members.insert(registration.worker, member);
+        }
+        drop(members);
+        self.refresh();
+        Ok(registered())
+    }
+
+    fn welcome(self: &Arc<Self>, registration: &Registration, address: Uri) -> Member {
+        tracing::info!(worker = %registration.worker, %address, "worker joined");
+        let worker = Arc::new(Worker::new(registration.worker.clone(), address));
+        let stop = CancellationToken::new();
+        let session =
+            session::Session::new(Arc::clone(self), Arc::clone(&worker), registration.epoch);
+        tokio::spawn(session.run(self.calls.clone(), stop.clone()));
+        Member {
+            epoch: registration.epoch,
+            lapses: Instant::now() + LEASE,
+            worker,
+            _session: stop.drop_guard(),
+        }
+    }
+
+    /// These two engines turned out not to be able to hand over, in their present lives.
+    pub fn pair_broken(&self, prefill: &Incarnation, decode: &Incarnation) {
+        let mut pairs = self
+            .broken_pairs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        pairs.insert((prefill.clone(), decode.clone()));
+        drop(pairs);
+        self.refresh();
+    }
+
+    /// Forgets workers whose registration lapsed. To be called about once a second.
+    pub fn sweep(&self) {
+        let now = Instant::now();
+        let mut members = self.lock();
+        let before = members.len();
+        members.retain(|id, member| {
+            let holds = member.lapses > now;
+            if !holds {
+                tracing::warn!(worker = %id, "worker is gone: its registration was not renewed");
+            }
+            holds
+        });
+        let changed = members.len() != before;
+        drop(members);
+        if changed {
+            self.refresh();
+        }
+    }
+
+    /// Makes a new snapshot. Called whenever something that plans depend on has changed.
+    fn refresh(&self) {
+        let members = self.lock();
+        let mut workers: Vec<WorkerView> = members
+            .values()
+            .map(|member| WorkerView::of(&member.worker))
+            .collect();
+        workers.sort_by(|one, other| one.id().cmp(other.id()));
+        let alive: HashSet<&Incarnation> =
+            workers.iter().filter_map(WorkerView::incarnation).collect();
+        let mut pairs = self
+            .broken_pairs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        pairs.retain(|(prefill, decode)| alive.contains(prefill) && alive.contains(decode));
+        let broken_pairs = pairs.clone();
+        drop(pairs);
+        self.metrics.workers(&workers);
+        // Stored under the lock, so that an older view never replaces a newer one.
+        self.snapshot.store(Arc::new(Snapshot {
+            workers,
+            broken_pairs,
+        }));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<WorkerId, Member>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn registered() -> Registered {
+    Registered {
+        lease_ms: u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+fn is_base_url(uri: &Uri) -> bool {
+    uri.scheme_str() == Some("http")
+        && uri.authority().is_some()
+        && matches!(uri.path(), "" | "/")
+        && uri.query().is_none()
+}

@@ -1,0 +1,220 @@
+//! One worker, as its sidecar describes it and as this router has experienced it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use baton_proto::compat::Compatibility;
+use baton_proto::load::LoadReport;
+use baton_proto::watch::{Hello, SidecarState};
+use baton_proto::worker::{Role, WorkerInfo};
+use baton_proto::{Incarnation, WorkerId};
+use http::Uri;
+use serde::Serialize;
+use tokio::time::Instant;
+
+/// How long a worker that failed is avoided, at first and at most.
+const AVOIDED: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+
+/// What a worker can be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerState {
+    /// Registered; its engine is not there yet.
+    Joining,
+    /// Takes work.
+    Ready,
+    /// Its sidecar or its engine does not answer.
+    Suspect,
+    /// Takes no new work.
+    Draining,
+}
+
+impl WorkerState {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Joining, Self::Ready, Self::Suspect, Self::Draining];
+
+    /// The word in metrics and in `/fleet`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Ready => "ready",
+            Self::Suspect => "suspect",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+impl From<SidecarState> for WorkerState {
+    fn from(state: SidecarState) -> Self {
+        match state {
+            SidecarState::Starting => Self::Joining,
+            SidecarState::Ready => Self::Ready,
+            SidecarState::EngineDown | SidecarState::Unknown => Self::Suspect,
+            SidecarState::Draining | SidecarState::ServingKv | SidecarState::Drained => {
+                Self::Draining
+            }
+        }
+    }
+}
+
+/// What a sidecar has told.
+#[derive(Debug, Clone)]
+pub(super) struct Told {
+    pub(super) state: WorkerState,
+    pub(super) hello: Option<Hello>,
+    pub(super) load: LoadReport,
+}
+
+#[derive(Debug, Default)]
+struct Breaker {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+/// One worker. Shared by its session, the snapshots and the requests it serves.
+pub struct Worker {
+    id: WorkerId,
+    address: Uri,
+    told: ArcSwap<Told>,
+    breaker: Mutex<Breaker>,
+    pub(super) reserved_tokens: AtomicU64,
+    pub(super) reserved_requests: AtomicU32,
+}
+
+impl Worker {
+    pub(super) fn new(id: WorkerId, address: Uri) -> Self {
+        let told = Told {
+            state: WorkerState::Joining,
+            hello: None,
+            load: LoadReport::default(),
+        };
+        Self {
+            id,
+            address,
+            told: ArcSwap::from_pointee(told),
+            breaker: Mutex::default(),
+            reserved_tokens: AtomicU64::new(0),
+            reserved_requests: AtomicU32::new(0),
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &WorkerId {
+        &self.id
+    }
+
+    /// URL of a path on its sidecar.
+    pub fn url(&self, path: &str) -> String {
+        let authority = self
+            .address
+            .authority()
+            .map_or("", |authority| authority.as_str());
+        format!("http://{authority}{path}")
+    }
+
+    pub(super) fn told(&self) -> Arc<Told> {
+        self.told.load_full()
+    }
+
+    pub(super) fn tell(&self, told: Told) {
+        self.told.store(Arc::new(told));
+    }
+
+    /// Requests and prompt tokens that this router has given it and not yet seen finished.
+    pub fn reserved(&self) -> (u32, u64) {
+        (
+            self.reserved_requests.load(Ordering::Relaxed),
+            self.reserved_tokens.load(Ordering::Relaxed),
+        )
+    }
+
+    /// It failed: it is avoided for a while, longer each time, if there are others.
+    pub fn failed(&self) {
+        let mut breaker = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
+        let (first, most) = AVOIDED;
+        let avoided = first
+            .saturating_mul(1 << breaker.failures.min(10))
+            .min(most);
+        breaker.failures = breaker.failures.saturating_add(1);
+        breaker.until = Some(Instant::now() + avoided);
+    }
+
+    /// It served: earlier failures are forgotten.
+    pub fn served(&self) {
+        *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Breaker::default();
+    }
+
+    /// Whether it is to be avoided if there are others.
+    pub fn avoided(&self) -> bool {
+        let breaker = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
+        breaker.until.is_some_and(|until| until > Instant::now())
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Worker({} at {})", self.id, self.address)
+    }
+}
+
+/// A worker at one moment.
+#[derive(Debug, Clone)]
+pub struct WorkerView {
+    /// The worker itself, to reserve and to call.
+    pub worker: Arc<Worker>,
+    told: Arc<Told>,
+}
+
+impl WorkerView {
+    pub(super) fn of(worker: &Arc<Worker>) -> Self {
+        Self {
+            worker: Arc::clone(worker),
+            told: worker.told(),
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &WorkerId {
+        &self.worker.id
+    }
+
+    /// What it can be used for.
+    pub fn state(&self) -> WorkerState {
+        self.told.state
+    }
+
+    /// What it is, once its engine was seen.
+    pub fn info(&self) -> Option<&WorkerInfo> {
+        self.told.hello.as_ref()?.info.as_deref()
+    }
+
+    /// Which life of its engine.
+    pub fn incarnation(&self) -> Option<&Incarnation> {
+        self.told.hello.as_ref()?.incarnation.as_ref()
+    }
+
+    /// What its sidecar reports of its load.
+    pub fn load(&self) -> &LoadReport {
+        &self.told.load
+    }
+
+    /// Which legs it may serve.
+    pub fn role(&self) -> Role {
+        self.info().map_or(Role::Unknown, |info| info.role)
+    }
+
+    /// What another engine must share to exchange KV with it.
+    pub fn compatibility(&self) -> Option<&Compatibility> {
+        self.info()?.compatibility.as_ref()
+    }
+
+    /// Whether it serves a model or adapter of this name.
+    pub fn serves(&self, model: &str) -> bool {
+        let named = |names: &[String]| names.iter().any(|name| name == model);
+        self.info()
+            .is_some_and(|info| named(&info.models) || named(&info.lora_adapters))
+    }
+}

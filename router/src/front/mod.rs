@@ -1,0 +1,229 @@
+//! The front: what an OpenAI client sees. Requests come in through bounds, answers go out as the engines gave them.
+
+mod relay;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_daemon::http::{self as daemon_http, Body, Handler, method_not_allowed, read_limited};
+use baton_daemon::metrics::{Counted, Registry};
+use baton_daemon::trace::TraceContext;
+use baton_proto::call::path;
+use baton_proto::request::ClientRequest;
+use baton_proto::route::Route;
+use baton_proto::token::bearer_is;
+use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, Method, Request, Response};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::admin;
+use crate::prefill::bypass;
+use crate::serve::{Attempt, serve};
+use crate::state::Router;
+
+/// Longest time for a request's body to arrive.
+const BODY_TIME: Duration = Duration::from_secs(60);
+
+/// A client asks with it to be told how its request was served.
+const EXPLAIN: HeaderName = HeaderName::from_static("baton-explain");
+
+/// Kept for logs; it never reaches an engine.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Answers a router's requests.
+pub struct Front {
+    /// What all requests share.
+    pub router: Arc<Router>,
+    /// What `/metrics` shows.
+    pub registry: Registry,
+}
+
+impl Handler for Front {
+    async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        match self.answer(request).await {
+            Ok(response) => response,
+            Err(error) => daemon_http::error(&error),
+        }
+    }
+}
+
+impl Front {
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Body>, Error> {
+        let path = request.uri().path().to_owned();
+        let get = *request.method() == Method::GET;
+        let post = *request.method() == Method::POST;
+        match path.as_str() {
+            "/livez" | "/readyz" | "/metrics" | "/fleet" | "/v1/models" if !get => {
+                Ok(method_not_allowed("GET"))
+            }
+            path::REGISTER | "/v1/plan" if !post => Ok(method_not_allowed("POST")),
+            "/livez" => Ok(admin::live()),
+            "/readyz" => Ok(admin::ready(&self.router)),
+            "/metrics" => Ok(self.registry.answer()),
+            "/fleet" => {
+                self.check_token(request.headers())?;
+                Ok(admin::fleet(&self.router))
+            }
+            path::REGISTER => {
+                self.check_token(request.headers())?;
+                admin::register(&self.router, request).await
+            }
+            _ => {
+                self.check_api_key(request.headers())?;
+                self.client(&path, request).await
+            }
+        }
+    }
+
+    async fn client(
+        &self,
+        path: &str,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Error> {
+        if path == "/v1/models" {
+            return Ok(admin::models(&self.router));
+        }
+        if let Some(model) = path.strip_prefix("/v1/models/") {
+            return if request.method() == Method::GET {
+                admin::model(&self.router, model)
+            } else {
+                Ok(method_not_allowed("GET"))
+            };
+        }
+        let route = if path == "/v1/plan" {
+            Ok(Route::ChatCompletions)
+        } else {
+            path.parse()
+        };
+        if route.is_ok() && request.method() != Method::POST {
+            return Ok(method_not_allowed("POST"));
+        }
+        let (trace, headers) = (
+            TraceContext::arriving(request.headers()),
+            request.headers().clone(),
+        );
+        let arrived = Instant::now();
+        let place = Arc::clone(&self.router.places)
+            .try_acquire_owned()
+            .map_err(|_| too_many())?;
+        let guard = relay::Guard::new(Counted::new(&self.router.metrics.in_flight), place);
+        // The body is read even for an unknown route, so that transfer keys are refused on every route there is.
+        let body = self.body(request).await?;
+        if path == "/v1/plan" {
+            return admin::plan(&self.router, body);
+        }
+        let request = ClientRequest::new(route?, body)?;
+        let span = tracing::info_span!(
+            "request",
+            route = %request.route(),
+            trace = %trace.trace_id(),
+            client_id = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()),
+        );
+        let explain = headers.contains_key(EXPLAIN);
+        self.serve(&request, &trace, arrived, explain, guard)
+            .instrument(span)
+            .await
+    }
+
+    async fn body(&self, request: Request<Incoming>) -> Result<bytes::Bytes, Error> {
+        let content_type = request
+            .headers()
+            .get(CONTENT_TYPE)
+            .map(|value| value.as_bytes().to_ascii_lowercase());
+        if content_type.is_some_and(|value| !value.starts_with(b"application/json")) {
+            let message = "the body must be application/json";
+            return Err(Error::new(
+                ErrorKind::UnsupportedMediaType,
+                Source::Client,
+                Stage::Request,
+                message,
+            ));
+        }
+        let read = read_limited(request.into_body(), self.router.args.max_body(), BODY_TIME).await;
+        read.map_err(daemon_http::BadBody::into_request_error)
+    }
+
+    async fn serve(
+        &self,
+        request: &ClientRequest,
+        trace: &TraceContext,
+        arrived: Instant,
+        explain: bool,
+        guard: relay::Guard,
+    ) -> Result<Response<Body>, Error> {
+        let router = &self.router;
+        let facts = bypass::facts(request);
+        let deadline = arrived + router.args.request_timeout();
+        let attempt = Attempt {
+            router,
+            request,
+            facts: &facts,
+            trace,
+            deadline,
+        };
+        match serve(&attempt).await {
+            Ok(served) => {
+                router
+                    .metrics
+                    .first_token(served.how.word(), arrived.elapsed().as_secs_f64());
+                relay::answer(router, served, explain, attempt.time_left(), guard).await
+            }
+            Err(error) => {
+                tracing::warn!(kind = %error.kind, stage = %error.stage, %error, "request failed");
+                router.metrics.request_ended("none", Some(error.kind));
+                Err(error)
+            }
+        }
+    }
+
+    fn check_token(&self, headers: &HeaderMap) -> Result<(), Error> {
+        let admitted = self
+            .router
+            .token
+            .admits(headers.get(AUTHORIZATION).map(AsRef::as_ref));
+        if admitted {
+            Ok(())
+        } else {
+            Err(unauthorized(
+                "this needs the fleet's token as a bearer token",
+            ))
+        }
+    }
+
+    fn check_api_key(&self, headers: &HeaderMap) -> Result<(), Error> {
+        let keys = &self.router.args.api_key;
+        let presented = headers.get(AUTHORIZATION).map(AsRef::as_ref);
+        // All keys are compared, so that time does not tell which one came close.
+        let known = keys.iter().fold(false, |known, key| {
+            bearer_is(presented, key.as_bytes()) | known
+        });
+        if keys.is_empty() || known {
+            Ok(())
+        } else {
+            Err(unauthorized("a valid API key is needed as a bearer token"))
+        }
+    }
+}
+
+fn unauthorized(message: &str) -> Error {
+    Error::new(
+        ErrorKind::Unauthorized,
+        Source::Client,
+        Stage::Request,
+        message,
+    )
+}
+
+fn too_many() -> Error {
+    let message = "this router serves as many requests as it may; try again soon";
+    Error::new(
+        ErrorKind::Overloaded,
+        Source::Router,
+        Stage::Request,
+        message,
+    )
+    .retry(Retry::Safe)
+}

@@ -1,0 +1,252 @@
+//! What a plan needs to know of a request, and which requests are local by nature.
+//!
+//! The reasons were seen on a real engine (vLLM 0.32.0): with `n` > 1 only one child's KV is handed over and the others
+//! strand; beam search hands over nothing; prompt logprobs and echo with logprobs make decode compute the prompt again;
+//! and with `max_tokens` 1 nothing is left to decode. A request that is malformed in such a key is local as well: one
+//! engine judges it, and no prefill is spent.
+
+use baton_proto::json::RawObject;
+use baton_proto::request::ClientRequest;
+use baton_proto::route::Route;
+use serde_json::Value;
+
+/// What a plan needs to know of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// The model it names.
+    pub model: Option<String>,
+    /// Why it cannot be split, if so.
+    pub local: Option<&'static str>,
+    /// Its prompt's length in tokens, as well as it can be told without a tokenizer.
+    pub prompt_tokens: u64,
+}
+
+/// Bytes of JSON per token of text, roughly, for English.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// Reads the facts of a request.
+pub fn facts(request: &ClientRequest) -> Facts {
+    let object = request.object();
+    let by_bytes = request.body().len() as u64 / BYTES_PER_TOKEN;
+    let prompt_tokens = token_ids(&object).unwrap_or(by_bytes).max(1);
+    Facts {
+        model: object.get_as("model"),
+        local: local_reason(request.route(), &object),
+        prompt_tokens,
+    }
+}
+
+/// Length of a prompt that is given as token ids.
+fn token_ids(object: &RawObject<'_>) -> Option<u64> {
+    let raw = object.get_set("prompt")?;
+    let first = raw.strip_prefix('[')?.trim_start().bytes().next()?;
+    first
+        .is_ascii_digit()
+        .then(|| raw.bytes().filter(|byte| *byte == b',').count() as u64 + 1)
+}
+
+fn local_reason(route: Route, object: &RawObject<'_>) -> Option<&'static str> {
+    if matches!(route, Route::PassThrough(_)) {
+        return Some("this route is not split");
+    }
+    let one_token = |key: &str| {
+        object
+            .get_set(key)
+            .is_some_and(|raw| number(raw).is_none_or(|limit| limit <= 1.0))
+    };
+    // Chat lets max_completion_tokens win, completions ignore it.
+    let limit = match route {
+        Route::ChatCompletions if object.get_set("max_completion_tokens").is_some() => {
+            "max_completion_tokens"
+        }
+        _ => "max_tokens",
+    };
+    let more_than_one = |key: &str| {
+        object
+            .get_set(key)
+            .is_some_and(|raw| number(raw) != Some(1.0))
+    };
+    let is_on = |key: &str| {
+        object
+            .get_set(key)
+            .is_some_and(|raw| !matches!(raw, "false" | "0"))
+    };
+    let reasons = [
+        (one_token(limit), "at most one token is wanted"),
+        (more_than_one("n"), "several choices are wanted"),
+        (more_than_one("best_of"), "several choices are wanted"),
+        (is_on("use_beam_search"), "beam search is not split"),
+        (
+            object.get_set("prompt_logprobs").is_some(),
+            "logprobs of the prompt are wanted",
+        ),
+        (
+            is_on("echo") && asks_logprobs(object, route),
+            "the prompt is echoed with logprobs",
+        ),
+        (
+            is_on("echo") && route == Route::ChatCompletions,
+            "the prompt is echoed",
+        ),
+        (
+            route == Route::Completions && !is_one_prompt(object),
+            "it is a batch, or has no prompt",
+        ),
+        (
+            object.get_set("prompt_embeds").is_some(),
+            "prompt embeddings are not split",
+        ),
+        (object.get_set("suffix").is_some(), "a suffix is not split"),
+    ];
+    reasons
+        .into_iter()
+        .find_map(|(holds, reason)| holds.then_some(reason))
+}
+
+fn asks_logprobs(object: &RawObject<'_>, route: Route) -> bool {
+    match route {
+        Route::Completions => object.get_set("logprobs").is_some(),
+        _ => object.get_set("logprobs").is_some_and(|raw| raw != "false"),
+    }
+}
+
+fn number(raw: &str) -> Option<f64> {
+    serde_json::from_str(raw).ok()
+}
+
+/// One text, or one list of token ids.
+fn is_one_prompt(object: &RawObject<'_>) -> bool {
+    let Some(raw) = object.get_set("prompt") else {
+        return false;
+    };
+    if raw.starts_with('"') {
+        return true;
+    }
+    // A list of numbers is one prompt. Only its first item is looked at: an engine refuses mixed lists.
+    let first = raw
+        .strip_prefix('[')
+        .map(str::trim_start)
+        .and_then(|items| items.bytes().next());
+    first.is_some_and(|byte| byte.is_ascii_digit())
+}
+
+/// The facts in JSON, for a dry run.
+pub fn shown(facts: &Facts) -> Value {
+    serde_json::json!({
+        "model": facts.model,
+        "prompt_tokens_estimated": facts.prompt_tokens,
+        "local_because": facts.local,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(route: Route, body: &str) -> Facts {
+        facts(&ClientRequest::new(route, body.to_owned().into()).unwrap())
+    }
+
+    #[test]
+    fn ordinary_requests_may_be_split() {
+        for (route, body) in [
+            (
+                Route::Completions,
+                r#"{"model":"m","prompt":"hello","max_tokens":16}"#,
+            ),
+            (Route::Completions, r#"{"model":"m","prompt":[1,2,3]}"#),
+            (
+                Route::Completions,
+                r#"{"prompt":"x","n":1,"best_of":1,"echo":true,"logprobs":null}"#,
+            ),
+            (
+                Route::Completions,
+                r#"{"prompt":"x","max_completion_tokens":1}"#,
+            ),
+            (
+                Route::ChatCompletions,
+                r#"{"messages":[],"max_tokens":1,"max_completion_tokens":5}"#,
+            ),
+            (
+                Route::ChatCompletions,
+                r#"{"messages":[],"logprobs":true,"top_logprobs":3,"max_tokens":null}"#,
+            ),
+        ] {
+            assert_eq!(of(route, body).local, None, "{body}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_split_is_local_and_says_why() {
+        for (route, body, part) in [
+            (
+                Route::Completions,
+                r#"{"prompt":"x","max_tokens":1}"#,
+                "one token",
+            ),
+            (
+                Route::Completions,
+                r#"{"prompt":"x","max_tokens":0}"#,
+                "one token",
+            ),
+            (
+                Route::Completions,
+                r#"{"prompt":"x","max_tokens":"many"}"#,
+                "one token",
+            ),
+            (
+                Route::ChatCompletions,
+                r#"{"messages":[],"max_completion_tokens":1,"max_tokens":9}"#,
+                "one token",
+            ),
+            (Route::Completions, r#"{"prompt":"x","n":2}"#, "several"),
+            (Route::Completions, r#"{"prompt":"x","n":"2"}"#, "several"),
+            (
+                Route::Completions,
+                r#"{"prompt":"x","use_beam_search":true}"#,
+                "beam",
+            ),
+            (
+                Route::Completions,
+                r#"{"prompt":"x","prompt_logprobs":0}"#,
+                "logprobs of the prompt",
+            ),
+            (
+                Route::Completions,
+                r#"{"prompt":"x","echo":true,"logprobs":0}"#,
+                "echoed with",
+            ),
+            (
+                Route::ChatCompletions,
+                r#"{"messages":[],"echo":true}"#,
+                "echoed",
+            ),
+            (Route::Completions, r#"{"prompt":["a","b"]}"#, "batch"),
+            (Route::Completions, r#"{"prompt":[[1,2],[3]]}"#, "batch"),
+            (Route::Completions, r#"{"prompt":[]}"#, "batch"),
+            (Route::Completions, r#"{"model":"m"}"#, "batch"),
+            (
+                Route::PassThrough("/v1/embeddings"),
+                r#"{"input":"x"}"#,
+                "route",
+            ),
+        ] {
+            let reason = of(route, body)
+                .local
+                .unwrap_or_else(|| panic!("{body} was split"));
+            assert!(reason.contains(part), "{body}: {reason}");
+        }
+    }
+
+    #[test]
+    fn prompts_of_token_ids_are_counted() {
+        assert_eq!(
+            of(Route::Completions, r#"{"prompt":[ 1, 2,3]}"#).prompt_tokens,
+            3
+        );
+        assert_eq!(
+            of(Route::Completions, r#"{"prompt":"12345678901234567890"}"#).prompt_tokens,
+            8
+        );
+    }
+}

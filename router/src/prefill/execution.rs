@@ -1,0 +1,133 @@
+//! A prefill leg: sent, followed frame by frame, up to a ticket.
+
+use std::sync::Arc;
+
+use baton_proto::call::{EngineAnswer, PrefillCall, PrefillFrame, PrefillUsage};
+use baton_proto::ticket::Ticket;
+use baton_proto::{Error, Retry};
+use tokio::time::Instant;
+
+use super::machine::{Decision, Machine};
+use crate::calls::{FrameStream, ReleaseOnDrop};
+use crate::fleet::{Reservation, Worker};
+use crate::serve::{Attempt, fresh_id};
+
+/// What a prefill leg came to.
+pub enum Prefill {
+    /// A handoff.
+    Ticket(Box<Held>),
+    /// The prompt ended by itself.
+    GenerateHere(PrefillUsage),
+    /// The engine judged the request: the client is to have its answer.
+    Answer(EngineAnswer),
+}
+
+/// A handoff in our hands, with all that must end when it ends.
+pub struct Held {
+    /// The handoff.
+    pub ticket: Ticket,
+    /// When it arrived; its lease runs since then.
+    pub since: Instant,
+    /// Who holds the KV.
+    pub worker: Arc<Worker>,
+    /// Gives it up unless it is settled.
+    pub release: ReleaseOnDrop,
+    /// The prefill's place in the plan's books.
+    pub reservation: Reservation,
+}
+
+impl Held {
+    /// What is left of the lease, in milliseconds.
+    pub fn lease_left_ms(&self) -> u64 {
+        let spent = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.ticket.lease_remaining_ms.saturating_sub(spent)
+    }
+}
+
+/// Runs a prefill leg on `prefill` for `decode`.
+pub async fn prefill(
+    attempt: &Attempt<'_>,
+    prefill: &Arc<Worker>,
+    decode: &Worker,
+) -> Result<Prefill, Error> {
+    let router = attempt.router;
+    let mut reservation = Reservation::new(prefill, attempt.facts.prompt_tokens);
+    let ticket = fresh_id();
+    let release = ReleaseOnDrop::new(&router.calls, prefill, &ticket);
+    let call = PrefillCall {
+        request: fresh_id(),
+        ticket,
+        decode: decode.id().clone(),
+        route: attempt.request.route(),
+        deadline_ms: attempt.time_left_ms(),
+    };
+    let started = router
+        .calls
+        .prefill(
+            prefill,
+            call,
+            attempt.request,
+            attempt.trace,
+            attempt.time_left(),
+        )
+        .await;
+    let followed = match started {
+        Ok(mut frames) => follow(attempt, &mut frames).await,
+        Err(error) => Err(error),
+    };
+    match followed {
+        Ok(Followed::Ticket(ticket)) => {
+            reservation.prefilled();
+            let held = Held {
+                ticket: *ticket,
+                since: Instant::now(),
+                worker: Arc::clone(prefill),
+                release,
+                reservation,
+            };
+            Ok(Prefill::Ticket(Box::new(held)))
+        }
+        Ok(Followed::GenerateHere(usage)) => {
+            // The sidecar has booked what the engine still holds.
+            release.disarm();
+            Ok(Prefill::GenerateHere(usage))
+        }
+        Ok(Followed::Answer(answer)) => {
+            release.disarm();
+            Ok(Prefill::Answer(answer))
+        }
+        Err(error) => {
+            if error.retry == Retry::Safe {
+                // Refused before the engine saw it: there is nothing to give up.
+                release.disarm();
+            } else {
+                release.now().await;
+            }
+            Err(error)
+        }
+    }
+}
+
+enum Followed {
+    Ticket(Box<Ticket>),
+    GenerateHere(PrefillUsage),
+    Answer(EngineAnswer),
+}
+
+/// Follows the frames up to a decision. The frames after a ticket carry nothing that decode waits for: an engine that
+/// hands over while it computes shows its failure on the decode leg.
+async fn follow(attempt: &Attempt<'_>, frames: &mut FrameStream) -> Result<Followed, Error> {
+    let mut machine = Machine::default();
+    loop {
+        let frame: Option<PrefillFrame> = frames.next(attempt.time_left()).await?;
+        match machine.on(frame) {
+            Decision::Wait => {}
+            Decision::Decode(ticket) => return Ok(Followed::Ticket(ticket)),
+            Decision::GenerateHere(usage) | Decision::Finished(usage) => {
+                return Ok(Followed::GenerateHere(usage));
+            }
+            Decision::Fail(_, Some(answer)) => return Ok(Followed::Answer(answer)),
+            Decision::Fail(error, None) => return Err(error),
+        }
+    }
+}

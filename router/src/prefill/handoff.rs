@@ -1,0 +1,179 @@
+//! A ticket's way through a decode worker, up to the commit point.
+//!
+//! The decode sidecar answers when its engine has shown a token. Then, and before the client sees a byte, the prefill
+//! sidecar must confirm that the KV was still the right one: settle. If it cannot, the answer is withheld, the decode
+//! worker's cache is quarantined, for it may hold foreign KV now, and the request is computed anew.
+
+use std::sync::Arc;
+
+use baton_proto::call::{DecodeCall, path};
+use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
+
+use super::execution::Held;
+use crate::calls::LegAnswer;
+use crate::fleet::{Reservation, Worker};
+use crate::planner;
+use crate::serve::{Attempt, fresh_id};
+
+/// Decode workers that one ticket may be claimed for, the first included.
+const MOST_CLAIMS: usize = 3;
+
+/// A split request at its commit point.
+pub struct Decoded {
+    /// The engine's answer.
+    pub answer: LegAnswer,
+    /// Who decodes.
+    pub worker: Arc<Worker>,
+    /// Its place in the books.
+    pub reservation: Reservation,
+    /// KV bytes that were handed over; 0 if the engine judged the request instead.
+    pub bytes: u64,
+}
+
+/// Has `held` decoded by `decode`, or by another worker that can if that one refuses it unseen.
+pub async fn decode(
+    attempt: &Attempt<'_>,
+    mut held: Box<Held>,
+    decode: Arc<Worker>,
+) -> Result<Decoded, Error> {
+    let mut decode = decode;
+    let mut tried = vec![decode.id().clone()];
+    loop {
+        let reservation = Reservation::new(&decode, 0);
+        let error = match ask(attempt, &held, &decode).await {
+            Ok(answer) => return commit(attempt, *held, answer, decode, reservation).await,
+            Err(error) => error,
+        };
+        attempt.router.metrics.attempt_failed(&error);
+        if error.retry != Retry::Safe || tried.len() >= MOST_CLAIMS || held.lease_left_ms() == 0 {
+            return give_up(attempt, *held, &decode, error).await;
+        }
+        // The engine has not seen the ticket: another decode worker may have it.
+        note_failure(attempt, &held, &decode, &error);
+        let snapshot = attempt.router.fleet.snapshot();
+        let Some(other) =
+            planner::another_decode(&snapshot, attempt.facts, held.worker.id(), &tried)
+        else {
+            return give_up(attempt, *held, &decode, error).await;
+        };
+        match attempt
+            .router
+            .calls
+            .claim(&held.worker, &held.ticket.id, other.id())
+            .await
+        {
+            Ok(ticket) => {
+                held.ticket = ticket;
+                held.since = tokio::time::Instant::now();
+            }
+            Err(refused) => return give_up(attempt, *held, &decode, refused).await,
+        }
+        tried.push(other.id().clone());
+        decode = other;
+    }
+}
+
+async fn ask(attempt: &Attempt<'_>, held: &Held, decode: &Worker) -> Result<LegAnswer, Error> {
+    let mut ticket = held.ticket.clone();
+    ticket.lease_remaining_ms = held.lease_left_ms();
+    if ticket.lease_remaining_ms == 0 {
+        let message = "the lease ended before decode could begin";
+        return Err(Error::new(
+            ErrorKind::LeaseExpired,
+            Source::Router,
+            Stage::Handoff,
+            message,
+        ));
+    }
+    let call = DecodeCall {
+        request: fresh_id(),
+        ticket,
+        route: attempt.request.route(),
+        deadline_ms: attempt.time_left_ms(),
+    };
+    let time = attempt.time_left();
+    attempt
+        .router
+        .calls
+        .leg(
+            decode,
+            path::DECODE,
+            call,
+            attempt.request,
+            attempt.trace,
+            time,
+            Stage::Decode,
+        )
+        .await
+}
+
+/// What is learnt from a failure of the decode leg.
+fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Error) {
+    let life = attempt.router.fleet.snapshot();
+    let decode_view = life.workers.iter().find(|view| view.id() == decode.id());
+    match (error.kind, decode_view.and_then(|view| view.incarnation())) {
+        (ErrorKind::Incompatible, Some(life)) => attempt
+            .router
+            .fleet
+            .pair_broken(&held.ticket.incarnation, life),
+        _ => decode.failed(),
+    }
+}
+
+async fn give_up(
+    attempt: &Attempt<'_>,
+    held: Held,
+    decode: &Worker,
+    error: Error,
+) -> Result<Decoded, Error> {
+    note_failure(attempt, &held, decode, &error);
+    held.release.now().await;
+    // The handoff is over; whatever comes next starts from nothing.
+    let retry = if error.source_of_blame == Source::Client {
+        Retry::No
+    } else {
+        Retry::AfterCancel
+    };
+    Err(error.retry(retry))
+}
+
+async fn commit(
+    attempt: &Attempt<'_>,
+    held: Held,
+    answer: LegAnswer,
+    decode: Arc<Worker>,
+    reservation: Reservation,
+) -> Result<Decoded, Error> {
+    if !answer.status().is_success() {
+        // The engine judged the request and did not fetch the KV: the guard gives it up.
+        return Ok(Decoded {
+            answer,
+            worker: decode,
+            reservation,
+            bytes: 0,
+        });
+    }
+    let router = attempt.router;
+    if let Err(error) = router.calls.settle(&held.worker, &held.ticket.id).await {
+        tracing::warn!(ticket = %held.ticket.id, decode = %decode.id(), %error, "handoff not settled, answer withheld");
+        drop(answer);
+        router.metrics.unsettled.inc();
+        router.metrics.attempt_failed(&error);
+        if let Err(error) = router.calls.quarantine(&decode).await {
+            // Its cache may hold foreign KV and could not be told so: it is avoided instead.
+            tracing::error!(decode = %decode.id(), %error, "the decode worker could not be quarantined");
+            decode.failed();
+        }
+        held.release.now().await;
+        return Err(error.retry(Retry::AfterCancel));
+    }
+    let bytes = held.ticket.bytes;
+    held.release.disarm();
+    router.metrics.handoff_bytes.inc_by(bytes);
+    Ok(Decoded {
+        answer,
+        worker: decode,
+        reservation,
+        bytes,
+    })
+}

@@ -1,0 +1,41 @@
+//! A router's life: start, serve, end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_daemon::Exit;
+use baton_daemon::http::{Limits, bind, serve};
+use baton_daemon::metrics::Registry;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::RouterArgs;
+use crate::front::Front;
+use crate::metrics::Metrics;
+use crate::state::Router;
+
+/// Runs a router until it is asked to stop.
+pub async fn run(args: RouterArgs, stop: CancellationToken) -> Result<(), Exit> {
+    let token = args.fleet_token()?;
+    let metrics = Metrics::default();
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    let listener = bind(args.listen).await?;
+    let limits = Limits {
+        drain: Duration::from_secs(args.drain_s),
+        ..Limits::default()
+    };
+    tracing::info!(listen = %args.listen, force = ?args.force, "router started");
+    let router = Router::new(args, token, metrics);
+    let sweeper = tokio::spawn(sweep(Arc::clone(&router)));
+    serve(listener, limits, Arc::new(Front { router, registry }), stop).await;
+    sweeper.abort();
+    Ok(())
+}
+
+async fn sweep(router: Arc<Router>) {
+    let mut ticks = tokio::time::interval(Duration::from_millis(500));
+    loop {
+        ticks.tick().await;
+        router.fleet.sweep();
+    }
+}

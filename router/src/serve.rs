@@ -1,0 +1,325 @@
+//! One request, from plan to answer, with what is done when an attempt fails.
+//!
+//! Nothing is retried past the commit point. Before it: what no engine has seen goes elsewhere at once; what an engine may
+//! have seen is cancelled there first and tried once more under new ids, for a request that ends engines must not end
+//! them all; a split that failed twice becomes local.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_daemon::trace::TraceContext;
+use baton_proto::call::{GenerateCall, path};
+use baton_proto::request::ClientRequest;
+use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
+use tokio::time::Instant;
+
+use crate::calls::LegAnswer;
+use crate::fleet::{Reservation, Worker};
+use crate::planner::{self, Lessons, Plan};
+use crate::prefill::bypass::Facts;
+use crate::prefill::execution::{Prefill, prefill};
+use crate::prefill::handoff;
+use crate::state::Router;
+
+/// Most attempts that no engine has seen.
+const MOST_UNSEEN: u32 = 8;
+
+/// Most attempts after one that an engine may have seen.
+const MOST_SEEN: u32 = 2;
+
+/// Split attempts that may fail before the request becomes local.
+const MOST_SPLITS: u32 = 2;
+
+/// What an attempt works with.
+pub struct Attempt<'a> {
+    /// What all requests share.
+    pub router: &'a Router,
+    /// The client's request.
+    pub request: &'a ClientRequest,
+    /// What a plan needs to know of it.
+    pub facts: &'a Facts,
+    /// Where it stands in its trace.
+    pub trace: &'a TraceContext,
+    /// When its first token must be there.
+    pub deadline: Instant,
+}
+
+impl Attempt<'_> {
+    /// Time left until the deadline.
+    pub fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// The same in milliseconds.
+    pub fn time_left_ms(&self) -> u64 {
+        u64::try_from(self.time_left().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A request at its commit point.
+pub struct Served {
+    /// What the client gets.
+    pub answer: Answer,
+    /// How it was served, for the curious.
+    pub how: How,
+    /// Keeps its place in the books while the answer flows.
+    pub reservation: Option<Reservation>,
+}
+
+/// What the client gets.
+pub enum Answer {
+    /// An engine's answer, as it flows.
+    Flowing(LegAnswer),
+    /// An engine's judgement on the request, whole.
+    Whole(baton_proto::call::EngineAnswer),
+}
+
+/// How a request was served.
+#[derive(Debug, Clone)]
+pub enum How {
+    /// By one worker.
+    Local(WorkerId),
+    /// By two.
+    Split {
+        /// Who prefilled.
+        prefill: WorkerId,
+        /// Who decodes.
+        decode: WorkerId,
+        /// KV bytes that moved.
+        bytes: u64,
+    },
+}
+
+impl How {
+    /// The word in metrics.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Local(_) => "local",
+            Self::Split { .. } => "split",
+        }
+    }
+}
+
+impl std::fmt::Display for How {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local(worker) => write!(f, "local worker={worker}"),
+            Self::Split {
+                prefill,
+                decode,
+                bytes,
+            } => {
+                write!(
+                    f,
+                    "split prefill={prefill} decode={decode} kv_bytes={bytes}"
+                )
+            }
+        }
+    }
+}
+
+/// An id that was never used before.
+///
+/// # Panics
+/// Never: 32 hexadecimal digits are a valid id of every kind.
+pub fn fresh_id<T: std::str::FromStr<Err: std::fmt::Debug>>() -> T {
+    baton_daemon::fresh::hex_id()
+        .parse()
+        .expect("hexadecimal digits are a valid id")
+}
+
+/// Serves a request up to its commit point.
+pub async fn serve(attempt: &Attempt<'_>) -> Result<Served, Error> {
+    let mut recovery = Recovery::default();
+    loop {
+        if attempt.time_left().is_zero() {
+            return Err(recovery.last.unwrap_or_else(too_late));
+        }
+        let snapshot = attempt.router.fleet.snapshot();
+        let planned = planner::plan(
+            &snapshot,
+            attempt.facts,
+            attempt.router.args.force,
+            &recovery.lessons,
+        );
+        let plan = match planned {
+            Ok(candidate) => candidate.plan,
+            // The reason why nobody is left says more than that nobody is.
+            Err(error) => return Err(recovery.last.unwrap_or(error)),
+        };
+        let outcome = match &plan {
+            Plan::Local { worker } => local(attempt, worker).await,
+            Plan::Split { prefill, decode } => split(attempt, prefill, decode).await,
+        };
+        match outcome {
+            Ok(Outcome::Served(served)) => return Ok(served),
+            Ok(Outcome::GenerateAt(worker)) => recovery.lessons.warm = Some(worker),
+            Err(Failed { error, worker }) => {
+                attempt.router.metrics.attempt_failed(&error);
+                let pause = recovery.after(&plan, error, worker)?;
+                tokio::time::sleep(pause.min(attempt.time_left())).await;
+            }
+        }
+    }
+}
+
+enum Outcome {
+    Served(Served),
+    /// The prompt ended by itself: the worker that computed it serves it whole.
+    GenerateAt(WorkerId),
+}
+
+struct Failed {
+    error: Error,
+    worker: WorkerId,
+}
+
+/// What is remembered between attempts.
+#[derive(Default)]
+struct Recovery {
+    lessons: Lessons,
+    last: Option<Error>,
+    unseen: u32,
+    seen: u32,
+    splits: u32,
+}
+
+impl Recovery {
+    /// How long to wait before the next attempt, or the error if there is to be none.
+    fn after(&mut self, plan: &Plan, error: Error, worker: WorkerId) -> Result<Duration, Error> {
+        let attempts = match error.retry {
+            Retry::Safe => &mut self.unseen,
+            Retry::AfterCancel => &mut self.seen,
+            Retry::No | Retry::Unknown => return Err(error),
+        };
+        *attempts += 1;
+        let attempt = *attempts;
+        let spent = self.unseen >= MOST_UNSEEN || self.seen >= MOST_SEEN + self.splits.min(1);
+        if error.source_of_blame == Source::Client || spent {
+            return Err(error);
+        }
+        self.lessons.warm = None;
+        self.lessons.failed.push(worker);
+        if matches!(plan, Plan::Split { .. }) {
+            self.splits += 1;
+            self.lessons.local_only = self.splits >= MOST_SPLITS;
+        }
+        tracing::info!(kind = %error.kind, stage = %error.stage, %error, "attempt failed, trying again");
+        let pause = if error.retry == Retry::Safe && attempt == 1 {
+            Duration::ZERO
+        } else {
+            planner::back_off(attempt)
+        };
+        self.last = Some(error);
+        Ok(pause)
+    }
+}
+
+fn too_late() -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        Source::Router,
+        Stage::Plan,
+        "the request's time is over",
+    )
+}
+
+async fn local(attempt: &Attempt<'_>, worker: &Arc<Worker>) -> Result<Outcome, Failed> {
+    let reservation = Reservation::new(worker, attempt.facts.prompt_tokens);
+    let call = GenerateCall {
+        request: fresh_id(),
+        route: attempt.request.route(),
+        deadline_ms: attempt.time_left_ms(),
+    };
+    let time = attempt.time_left();
+    let calls = &attempt.router.calls;
+    let answer = calls
+        .leg(
+            worker,
+            path::GENERATE,
+            call,
+            attempt.request,
+            attempt.trace,
+            time,
+            Stage::Generate,
+        )
+        .await;
+    match answer {
+        Ok(answer) => {
+            worker.served();
+            Ok(Outcome::Served(served(
+                Answer::Flowing(answer),
+                How::Local(worker.id().clone()),
+                reservation,
+            )))
+        }
+        Err(error) => Err(failed(worker, error)),
+    }
+}
+
+async fn split(
+    attempt: &Attempt<'_>,
+    prefill_at: &Arc<Worker>,
+    decode_at: &Arc<Worker>,
+) -> Result<Outcome, Failed> {
+    let held = match prefill(attempt, prefill_at, decode_at).await {
+        Ok(Prefill::Ticket(held)) => held,
+        Ok(Prefill::GenerateHere(_)) => return Ok(Outcome::GenerateAt(prefill_at.id().clone())),
+        Ok(Prefill::Answer(answer)) => {
+            prefill_at.served();
+            let how = How::Local(prefill_at.id().clone());
+            return Ok(Outcome::Served(Served {
+                answer: Answer::Whole(answer),
+                how,
+                reservation: None,
+            }));
+        }
+        Err(error) => return Err(failed(prefill_at, error)),
+    };
+    prefill_at.served();
+    match handoff::decode(attempt, held, Arc::clone(decode_at)).await {
+        Ok(decoded) => {
+            decoded.worker.served();
+            let (prefill, decode) = (prefill_at.id().clone(), decoded.worker.id().clone());
+            let how = How::Split {
+                prefill,
+                decode,
+                bytes: decoded.bytes,
+            };
+            Ok(Outcome::Served(served(
+                Answer::Flowing(decoded.answer),
+                how,
+                decoded.reservation,
+            )))
+        }
+        // What the failure says of the decode worker was noted where it happened.
+        Err(error) => Err(Failed {
+            error,
+            worker: decode_at.id().clone(),
+        }),
+    }
+}
+
+fn served(answer: Answer, how: How, mut reservation: Reservation) -> Served {
+    reservation.prefilled();
+    Served {
+        answer,
+        how,
+        reservation: Some(reservation),
+    }
+}
+
+/// A worker that refuses because it drains or is full has not failed; one that cannot be reached has.
+fn failed(worker: &Arc<Worker>, error: Error) -> Failed {
+    let its_fault = !matches!(
+        error.kind,
+        ErrorKind::Draining | ErrorKind::Overloaded | ErrorKind::Cancelled
+    );
+    if its_fault && error.source_of_blame != Source::Client {
+        worker.failed();
+    }
+    Failed {
+        error,
+        worker: worker.id().clone(),
+    }
+}

@@ -1,0 +1,42 @@
+//! What every request of a router shares.
+
+use std::sync::Arc;
+
+use baton_proto::token::FleetToken;
+use tokio::sync::Semaphore;
+
+use crate::args::RouterArgs;
+use crate::calls::Calls;
+use crate::fleet::Fleet;
+use crate::metrics::Metrics;
+
+/// What every request of a router shares.
+pub struct Router {
+    /// Flags.
+    pub args: RouterArgs,
+    /// The fleet's secret.
+    pub token: FleetToken,
+    /// All workers.
+    pub fleet: Arc<Fleet>,
+    /// Calls to their sidecars.
+    pub calls: Calls,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Who may enter.
+    pub places: Arc<Semaphore>,
+}
+
+impl Router {
+    /// A router that knows no worker yet.
+    pub fn new(args: RouterArgs, token: FleetToken, metrics: Metrics) -> Arc<Self> {
+        let calls = Calls::new(&token);
+        Arc::new(Self {
+            fleet: Fleet::new(calls.clone(), metrics.clone()),
+            places: Arc::new(Semaphore::new(args.max_requests)),
+            calls,
+            args,
+            token,
+            metrics,
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! Flags that the sidecars of all engines share.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use baton_daemon::Exit;
+use baton_daemon::config::Common;
+use baton_proto::WorkerId;
+use baton_proto::token::FleetToken;
+
+/// Flags that the sidecars of all engines share.
+#[derive(Debug, Clone, clap::Args)]
+pub struct CoreArgs {
+    /// Name of this worker, unique in the fleet, the same after a restart.
+    #[arg(
+        long,
+        value_name = "ID",
+        env = "BATON_WORKER_ID",
+        default_value = "worker-0"
+    )]
+    pub worker_id: WorkerId,
+    /// Where routers reach this sidecar. Keep it on a private network: whoever holds the token can use the engine.
+    #[arg(
+        long,
+        value_name = "IP:PORT",
+        env = "BATON_SIDECAR_LISTEN",
+        default_value = "127.0.0.1:9100"
+    )]
+    pub listen: SocketAddr,
+    /// Base URL that routers are told, if it differs from http://LISTEN.
+    #[arg(long, value_name = "URL", env = "BATON_ADVERTISE")]
+    pub advertise: Option<String>,
+    /// Routers to register with, as base URLs; repeat the flag or separate with commas.
+    #[arg(long, value_name = "URL", env = "BATON_ROUTERS", value_delimiter = ',')]
+    pub router: Vec<String>,
+    /// The fleet's secret, the same for all routers and sidecars; better given as BATON_TOKEN than on a command line.
+    #[arg(
+        long,
+        value_name = "SECRET",
+        env = "BATON_TOKEN",
+        hide_env_values = true
+    )]
+    pub token: Option<String>,
+    /// Topology label of this worker, such as `zone=a`; repeat or separate with commas.
+    #[arg(long, value_name = "NAME=VALUE", env = "BATON_TOPOLOGY", value_delimiter = ',', value_parser = label)]
+    pub topology: Vec<(String, String)>,
+    /// Most legs in the engine at a time.
+    #[arg(
+        long,
+        value_name = "N",
+        env = "BATON_MAX_CONCURRENCY",
+        default_value_t = 1024
+    )]
+    pub max_concurrency: usize,
+    /// Most legs waiting to be admitted; beyond it the answer is 503.
+    #[arg(
+        long,
+        value_name = "N",
+        env = "BATON_MAX_QUEUE",
+        default_value_t = 1024
+    )]
+    pub max_queue: usize,
+    /// Largest request body, in MiB.
+    #[arg(
+        long,
+        value_name = "MIB",
+        env = "BATON_MAX_BODY_MIB",
+        default_value_t = 32
+    )]
+    pub max_body_mib: usize,
+    /// Longest silence of the engine inside a stream, in seconds, before the stream is given up.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BATON_STALL_S",
+        default_value_t = 60
+    )]
+    pub stall_s: u64,
+    /// Longest time for work to finish when asked to stop, in seconds.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BATON_DRAIN_S",
+        default_value_t = 120
+    )]
+    pub drain_s: u64,
+    /// Longest time for a launched engine to start, in seconds.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BATON_BOOT_S",
+        default_value_t = 900
+    )]
+    pub boot_s: u64,
+    /// Configuration file and logs.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => Err("a topology label looks like zone=a".to_owned()),
+    }
+}
+
+impl CoreArgs {
+    /// The fleet's secret, or why there is none.
+    pub fn fleet_token(&self) -> Result<FleetToken, Exit> {
+        FleetToken::given(self.token.as_deref()).map_err(|bad| Exit::usage(bad.to_string()))
+    }
+
+    /// Base URL that routers are told.
+    pub fn address(&self) -> String {
+        self.advertise
+            .clone()
+            .unwrap_or_else(|| format!("http://{}", self.listen))
+    }
+
+    /// Labels by name.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        self.topology.iter().cloned().collect()
+    }
+
+    /// Largest request body in bytes.
+    pub fn max_body(&self) -> usize {
+        self.max_body_mib << 20
+    }
+
+    /// Longest silence inside a stream.
+    pub fn stall(&self) -> Duration {
+        Duration::from_secs(self.stall_s)
+    }
+
+    /// Longest time to finish.
+    pub fn drain(&self) -> Duration {
+        Duration::from_secs(self.drain_s)
+    }
+}

@@ -1,0 +1,219 @@
+//! The state that every part of a sidecar shares.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use baton_daemon::http::{Client, ClientLimits};
+use baton_proto::token::FleetToken;
+use baton_proto::watch::{Hello, SidecarState};
+use baton_proto::{
+    Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::CoreArgs;
+use crate::engine::{Attached, Engine};
+use crate::ledger::Ledger;
+use crate::metrics::Metrics;
+use crate::relay::admission::Admission;
+use crate::relay::in_flight::InFlight;
+use crate::relay::used::UsedTickets;
+use crate::status::{EngineStatus, Published, state_of};
+
+/// The state that every part of a sidecar shares.
+pub struct Core<E> {
+    /// The engine beside us.
+    pub engine: E,
+    /// Who this is.
+    pub worker: WorkerId,
+    /// Which life of the sidecar.
+    pub epoch: Epoch,
+    /// The fleet's secret.
+    pub token: FleetToken,
+    /// Bounds.
+    pub args: CoreArgs,
+    /// Connections to the engine.
+    pub client: Client,
+    /// Handoffs of this engine.
+    pub ledger: Ledger,
+    /// Handoffs this engine has used.
+    pub used: UsedTickets,
+    /// Who may enter.
+    pub admission: Admission,
+    /// Who is inside.
+    pub in_flight: InFlight,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Cancelled when no new work is taken any more.
+    pub draining: CancellationToken,
+    /// Cancelled when the sidecar is about to end: streams that never end by themselves do.
+    pub closing: CancellationToken,
+    quarantine: AtomicU64,
+    status: Mutex<EngineStatus>,
+    published: watch::Sender<Published>,
+}
+
+impl<E: Engine> Core<E> {
+    /// A sidecar whose engine was not seen yet.
+    pub fn new(engine: E, args: CoreArgs, token: FleetToken, metrics: Metrics) -> Arc<Self> {
+        let worker = args.worker_id.clone();
+        let epoch = baton_daemon::fresh::epoch();
+        let hello = Hello {
+            protocol: PROTOCOL_VERSION,
+            worker: worker.clone(),
+            incarnation: None,
+            epoch,
+            info: None,
+        };
+        let start = Published {
+            hello,
+            state: SidecarState::Starting,
+            load: baton_proto::load::LoadReport::default(),
+        };
+        // uvicorn, which serves vLLM and SGLang, closes a connection that is idle for 5 s.
+        let limits = ClientLimits {
+            connect: std::time::Duration::from_secs(2),
+            idle: std::time::Duration::from_secs(3),
+        };
+        Arc::new(Self {
+            client: Client::new(limits),
+            ledger: Ledger::new(token.clone(), metrics.tickets.clone()),
+            used: UsedTickets::default(),
+            admission: Admission::new(args.max_concurrency, args.max_queue, metrics.queued.clone()),
+            in_flight: InFlight::default(),
+            draining: CancellationToken::new(),
+            closing: CancellationToken::new(),
+            quarantine: AtomicU64::new(0),
+            status: Mutex::new(EngineStatus::Starting),
+            published: watch::Sender::new(start),
+            engine,
+            worker,
+            epoch,
+            token,
+            args,
+            metrics,
+        })
+    }
+
+    /// The engine, if work may be given to it now.
+    pub fn ready(&self, stage: Stage) -> Result<Attached, Error> {
+        let refuse = |kind, source, message: &str| {
+            Err(Error::new(kind, source, stage, message).retry(baton_proto::Retry::Safe))
+        };
+        if self.draining.is_cancelled() {
+            return refuse(
+                ErrorKind::Draining,
+                Source::Sidecar,
+                "this worker is draining",
+            );
+        }
+        match &*self.status() {
+            EngineStatus::Up(attached) => Ok(attached.as_ref().clone()),
+            EngineStatus::Starting => refuse(
+                ErrorKind::NoWorker,
+                Source::Engine,
+                "the engine has not started yet",
+            ),
+            EngineStatus::Down => refuse(
+                ErrorKind::Unreachable,
+                Source::Engine,
+                "the engine does not answer",
+            ),
+        }
+    }
+
+    /// Life of the engine as last seen.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.status()
+            .attached()
+            .map(|attached| attached.incarnation.clone())
+    }
+
+    /// The engine was looked at. A new life of it voids what the old one held before anybody is told of it.
+    pub fn engine_seen(&self, seen: EngineStatus) {
+        if let Some(attached) = seen.attached() {
+            if self.incarnation().as_ref() != Some(&attached.incarnation) {
+                tracing::info!(incarnation = %attached.incarnation, "attached to an engine");
+                self.metrics.incarnations.inc();
+            }
+            self.ledger.void_others(&attached.incarnation);
+        }
+        self.metrics
+            .engine_up
+            .set(i64::from(seen.attached().is_some()));
+        *self.status() = seen;
+        self.publish();
+    }
+
+    /// How often the engine's cache was quarantined.
+    pub fn quarantine_number(&self) -> u64 {
+        self.quarantine.load(Ordering::Acquire)
+    }
+
+    /// KV that reached the engine cannot be trusted: no later request may hit what is cached now.
+    pub fn quarantine(&self) {
+        self.quarantine.fetch_add(1, Ordering::AcqRel);
+        self.metrics.quarantines.inc();
+        tracing::warn!("the engine's cache is quarantined: requests get a new cache salt");
+    }
+
+    /// Takes no new work from now on.
+    pub fn drain(&self) {
+        self.draining.cancel();
+        self.publish();
+    }
+
+    /// Tells routers how things are, if anything they know changed.
+    pub fn publish(&self) {
+        let (hello_parts, state) = {
+            let status = self.status();
+            // Stranded KV is held, but nobody may come for it any more.
+            let usable = self.ledger.counts().claimed;
+            let state = state_of(
+                &status,
+                self.draining.is_cancelled(),
+                self.in_flight.count(),
+                usable,
+            );
+            (status.attached().cloned(), state)
+        };
+        let (incarnation, info) = match hello_parts {
+            Some(attached) => (Some(attached.incarnation), Some(Box::new(attached.info))),
+            None => (None, None),
+        };
+        self.published.send_if_modified(|published| {
+            let hello = Hello {
+                incarnation,
+                info,
+                ..published.hello.clone()
+            };
+            let changed = published.hello != hello || published.state != state;
+            published.hello = hello;
+            published.state = state;
+            changed
+        });
+    }
+
+    /// Tells routers how busy the worker is.
+    pub fn publish_load(&self, mut load: baton_proto::load::LoadReport) {
+        self.published.send_modify(|published| {
+            load.seq = published.load.seq + 1;
+            published.load = load;
+        });
+    }
+
+    /// What routers are told, and every change of it.
+    pub fn subscribe(&self) -> watch::Receiver<Published> {
+        self.published.subscribe()
+    }
+
+    /// What the sidecar can do now.
+    pub fn state(&self) -> SidecarState {
+        self.published.borrow().state
+    }
+
+    fn status(&self) -> MutexGuard<'_, EngineStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,122 @@
+//! What a sidecar needs of an engine: one trait, implemented once per engine kind.
+
+use std::future::Future;
+use std::time::Duration;
+
+use baton_proto::call::PrefillUsage;
+use baton_proto::load::LoadReport;
+use baton_proto::request::ClientRequest;
+use baton_proto::ticket::{Ticket, TransferMetadata};
+use baton_proto::worker::WorkerInfo;
+use baton_proto::{Error, Incarnation, RequestId};
+use http::HeaderValue;
+
+/// An engine that answers, and what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// Which life of it.
+    pub incarnation: Incarnation,
+    /// What it is.
+    pub info: WorkerInfo,
+}
+
+/// A request on its way to the engine.
+#[derive(Debug, Clone, Copy)]
+pub struct Leg<'a> {
+    /// The engine's id for it.
+    pub request: &'a RequestId,
+    /// How often this engine's cache was quarantined. Requests of different numbers must not share cached KV.
+    pub quarantine: u64,
+}
+
+/// KV that the engine holds for a handoff after a prefill.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldKv {
+    /// What decode needs to fetch it.
+    pub metadata: TransferMetadata,
+    /// How much, in bytes.
+    pub bytes: u64,
+    /// How long the engine holds it, counted from the end of the prefill.
+    pub lease: Duration,
+}
+
+/// A prefill that the engine finished.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prefilled {
+    /// It can be handed over.
+    Handoff {
+        /// What it cost.
+        usage: PrefillUsage,
+        /// What is held.
+        kv: HeldKv,
+    },
+    /// It ended for another reason than length: nothing to hand over, though KV may be held all the same.
+    Ended {
+        /// What it cost.
+        usage: PrefillUsage,
+        /// What is held for nobody.
+        kv: Option<HeldKv>,
+    },
+}
+
+/// What an event of an engine's stream means for the client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It comes before anything was computed; nothing in it needs the KV to be right.
+    Preamble,
+    /// It carries a token or the end of a choice.
+    Token,
+    /// The engine failed inside its stream.
+    Failed {
+        /// HTTP status the engine gives it.
+        status: u16,
+        /// Its words.
+        message: String,
+    },
+    /// The stream's last event.
+    Done,
+}
+
+/// One engine kind's dialect and how to reach the engine.
+pub trait Engine: Send + Sync + 'static {
+    /// Base URL of the engine's HTTP server, without a slash at its end.
+    fn base_url(&self) -> &str;
+
+    /// What the engine wants in the `authorization` header, if anything.
+    fn authorization(&self) -> Option<&HeaderValue>;
+
+    /// Looks at the engine and refuses one that cannot work, in one sentence.
+    fn attach(&self) -> impl Future<Output = Result<Attached, Error>> + Send;
+
+    /// Whether the engine answers at all. Must be cheap.
+    fn alive(&self) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Which life of the engine it is *now*: read after the call, never remembered.
+    fn incarnation(&self) -> impl Future<Output = Result<Incarnation, Error>> + Send;
+
+    /// How busy the engine says it is. The sequence number is filled in by the caller.
+    fn load(&self) -> impl Future<Output = Result<LoadReport, Error>> + Send;
+
+    /// The body of a prefill leg.
+    fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String;
+
+    /// What a finished prefill left, from the engine's answer to it.
+    fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error>;
+
+    /// The body of a decode leg. Refuses, before the engine sees it, metadata that this engine does not survive.
+    fn decode_body(
+        &self,
+        request: &ClientRequest,
+        ticket: &Ticket,
+        leg: Leg<'_>,
+    ) -> Result<String, Error>;
+
+    /// The body of a local leg.
+    fn local_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String;
+
+    /// What the data of a streamed event means.
+    fn judge_event(&self, data: &[u8]) -> Verdict;
+
+    /// Whether a whole 200 answer is an answer at all.
+    fn judge_answer(&self, body: &[u8]) -> Result<(), Error>;
+}

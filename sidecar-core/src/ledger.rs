@@ -1,0 +1,524 @@
+//! The ledger: the prefill side's truth about handoffs.
+//!
+//! An entry exists from the moment a prefill leg is opened until nothing about it can surprise any more. It is claimed
+//! for one decode worker, settled once, and ended by its release, its lease or the death of its engine. The clock is this
+//! process's own; leases travel as remaining time. Ids that are over stay known for a while, so that a call that comes
+//! late, or a release that comes before its prefill, revives nothing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use baton_proto::ticket::{Draft, Ticket};
+use baton_proto::token::FleetToken;
+use baton_proto::{Error, ErrorKind, Incarnation, Source, Stage, TicketId, WorkerId};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::{TicketEnd, TicketMetrics, TicketState};
+
+/// How long an id that is over stays known.
+const REMEMBERED: Duration = Duration::from_secs(120);
+
+/// Most entries. Beyond it new prefills are refused; at ten thousand prefills a second it is reached in half a minute.
+const MOST_ENTRIES: usize = 1 << 20;
+
+enum Entry {
+    /// The prefill leg is in the engine. Cancelling the token gives it up.
+    Running { cancel: CancellationToken },
+    /// KV is held for the decode worker named in the draft.
+    Claimed { draft: Box<Draft>, lapses: Instant },
+    /// KV is held for nobody, until the engine's lease ends.
+    Stranded {
+        incarnation: Incarnation,
+        lapses: Instant,
+    },
+    /// Nothing is held. Remembered until the instant.
+    Over { until: Instant },
+}
+
+impl Entry {
+    fn state(&self) -> Option<TicketState> {
+        match self {
+            Self::Running { .. } => Some(TicketState::Running),
+            Self::Claimed { .. } => Some(TicketState::Claimed),
+            Self::Stranded { .. } => Some(TicketState::Stranded),
+            Self::Over { .. } => None,
+        }
+    }
+}
+
+/// How many entries are in which state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Prefill legs in the engine.
+    pub running: usize,
+    /// Handoffs that may still be used.
+    pub claimed: usize,
+    /// Held for nobody until their lease ends.
+    pub stranded: usize,
+}
+
+impl Counts {
+    /// Handoffs whose KV the engine holds.
+    pub fn held(self) -> usize {
+        self.claimed + self.stranded
+    }
+}
+
+/// The prefill side's truth about handoffs. Clones share it.
+#[derive(Clone)]
+pub struct Ledger {
+    entries: Arc<Mutex<HashMap<TicketId, Entry>>>,
+    token: FleetToken,
+    metrics: TicketMetrics,
+}
+
+impl Ledger {
+    /// An empty ledger whose tickets are sealed with `token`.
+    pub fn new(token: FleetToken, metrics: TicketMetrics) -> Self {
+        Self {
+            entries: Arc::default(),
+            token,
+            metrics,
+        }
+    }
+
+    /// Opens the entry of a prefill leg. Whatever happens to the returned guard ends the leg.
+    pub fn open(&self, id: &TicketId) -> Result<OpenLeg, Error> {
+        let mut entries = self.lock();
+        if entries.contains_key(id) {
+            return Err(conflict(format!(
+                "ticket {id} was used before or released before it was used"
+            )));
+        }
+        if entries.len() >= MOST_ENTRIES {
+            let message = "too many handoffs are remembered; try again in a minute";
+            return Err(Error::new(
+                ErrorKind::Overloaded,
+                Source::Sidecar,
+                Stage::Prefill,
+                message,
+            ));
+        }
+        let cancel = CancellationToken::new();
+        self.put(
+            &mut entries,
+            id,
+            Entry::Running {
+                cancel: cancel.clone(),
+            },
+        );
+        Ok(OpenLeg {
+            ledger: self.clone(),
+            id: id.clone(),
+            cancel,
+            closed: false,
+        })
+    }
+
+    /// Moves an unused ticket to another decode worker.
+    pub fn claim(&self, id: &TicketId, decode: WorkerId) -> Result<Ticket, Error> {
+        let mut entries = self.lock();
+        let Some(Entry::Claimed { draft, lapses }) = entries.get_mut(id) else {
+            return Err(not_held(id));
+        };
+        let remaining = lapses.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
+            return Err(lapsed(id));
+        }
+        draft.decode = decode;
+        Ok(draft.as_ref().clone().seal(&self.token, millis(remaining)))
+    }
+
+    /// Whether a ticket could be settled now, as far as the ledger alone can tell.
+    pub fn is_claimed(&self, id: &TicketId) -> Result<(), Error> {
+        claimed(&self.lock(), id).map(|_| ())
+    }
+
+    /// Ends a ticket whose KV has arrived at decode. `now` is the engine's life as read after decode's first token.
+    pub fn settle(&self, id: &TicketId, now: &Incarnation) -> Result<(), Error> {
+        let held_in = {
+            let mut entries = self.lock();
+            let held_in = claimed(&entries, id)?.incarnation.clone();
+            if held_in == *now {
+                self.metrics.ended(TicketEnd::Settled);
+                self.put(&mut entries, id, over());
+                return Ok(());
+            }
+            held_in
+        };
+        self.void_others(now);
+        let message = format!(
+            "the prefill engine restarted: ticket {id} is of {held_in}, the engine is {now}"
+        );
+        Err(Error::new(
+            ErrorKind::IncarnationChanged,
+            Source::Engine,
+            Stage::Handoff,
+            message,
+        ))
+    }
+
+    /// Gives up a ticket, or the leg that would have produced it. Idempotent; unknown ids are remembered as released.
+    ///
+    /// The engine cannot yet be told to give the KV back, so an unused handoff is stranded until its lease ends.
+    pub fn release(&self, id: &TicketId) {
+        let mut entries = self.lock();
+        let stranded = match entries.get(id) {
+            Some(Entry::Running { cancel }) => return cancel.cancel(),
+            Some(Entry::Stranded { .. } | Entry::Over { .. }) => return,
+            Some(Entry::Claimed { draft, lapses }) => Some(Entry::Stranded {
+                incarnation: draft.incarnation.clone(),
+                lapses: *lapses,
+            }),
+            None => None,
+        };
+        if stranded.is_some() {
+            self.metrics.stranded.inc();
+            self.metrics.ended(TicketEnd::Released);
+        }
+        self.put(&mut entries, id, stranded.unwrap_or_else(over));
+    }
+
+    /// Ends everything that belongs to another life of the engine than `now`: its KV is gone.
+    pub fn void_others(&self, now: &Incarnation) {
+        let mut entries = self.lock();
+        let of_another_life = |entry: &Entry| match entry {
+            Entry::Claimed { draft, .. } => draft.incarnation != *now,
+            Entry::Stranded { incarnation, .. } => incarnation != now,
+            Entry::Running { .. } | Entry::Over { .. } => false,
+        };
+        for id in ids_where(&entries, of_another_life) {
+            self.metrics.ended(TicketEnd::Voided);
+            self.put(&mut entries, &id, over());
+        }
+    }
+
+    /// Ends what lapsed and forgets what is over for long. To be called about once a second.
+    pub fn sweep(&self) {
+        let now = Instant::now();
+        let mut entries = self.lock();
+        let lapsed = |entry: &Entry| match entry {
+            Entry::Claimed { lapses, .. } | Entry::Stranded { lapses, .. } => *lapses <= now,
+            Entry::Running { .. } | Entry::Over { .. } => false,
+        };
+        for id in ids_where(&entries, lapsed) {
+            if matches!(entries.get(&id), Some(Entry::Claimed { .. })) {
+                self.metrics.ended(TicketEnd::Lapsed);
+            }
+            self.put(&mut entries, &id, over());
+        }
+        entries.retain(|_, entry| !matches!(entry, Entry::Over { until } if *until <= now));
+    }
+
+    /// How many entries are in which state.
+    pub fn counts(&self) -> Counts {
+        let count = |state| usize::try_from(self.metrics.in_state(state)).unwrap_or(0);
+        Counts {
+            running: count(TicketState::Running),
+            claimed: count(TicketState::Claimed),
+            stranded: count(TicketState::Stranded),
+        }
+    }
+
+    /// The only way an entry changes, so that the gauges cannot drift.
+    fn put(&self, entries: &mut HashMap<TicketId, Entry>, id: &TicketId, entry: Entry) {
+        let after = entry.state();
+        let before = entries
+            .insert(id.clone(), entry)
+            .and_then(|entry| entry.state());
+        self.metrics.moved(before, after);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<TicketId, Entry>> {
+        // Every change under the lock is a single insert, so a panic elsewhere leaves nothing half done.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A prefill leg that is in the engine. Dropping it ends the leg with nothing held.
+#[must_use]
+pub struct OpenLeg {
+    ledger: Ledger,
+    id: TicketId,
+    cancel: CancellationToken,
+    closed: bool,
+}
+
+impl OpenLeg {
+    /// Waits until somebody releases the leg.
+    pub async fn released(&self) {
+        self.cancel.cancelled().await;
+    }
+
+    /// The prefill ended with KV that can be handed over: the ticket, born claimed.
+    pub fn hold(mut self, draft: Draft, lease: Duration) -> Ticket {
+        self.closed = true;
+        let ticket = draft.clone().seal(&self.ledger.token, millis(lease));
+        let held = Entry::Claimed {
+            draft: Box::new(draft),
+            lapses: Instant::now() + lease,
+        };
+        self.ledger.put(&mut self.ledger.lock(), &self.id, held);
+        ticket
+    }
+
+    /// The prefill ended with KV that nobody will fetch.
+    pub fn strand(mut self, incarnation: Incarnation, lease: Duration) {
+        self.closed = true;
+        self.ledger.metrics.stranded.inc();
+        let stranded = Entry::Stranded {
+            incarnation,
+            lapses: Instant::now() + lease,
+        };
+        self.ledger.put(&mut self.ledger.lock(), &self.id, stranded);
+    }
+}
+
+impl Drop for OpenLeg {
+    fn drop(&mut self) {
+        if !self.closed {
+            self.ledger.put(&mut self.ledger.lock(), &self.id, over());
+        }
+    }
+}
+
+/// The draft of a ticket that is unused and whose lease has not ended.
+fn claimed<'a>(entries: &'a HashMap<TicketId, Entry>, id: &TicketId) -> Result<&'a Draft, Error> {
+    match entries.get(id) {
+        Some(Entry::Claimed { lapses, .. }) if *lapses <= Instant::now() => Err(lapsed(id)),
+        Some(Entry::Claimed { draft, .. }) => Ok(draft),
+        _ => Err(not_held(id)),
+    }
+}
+
+fn over() -> Entry {
+    Entry::Over {
+        until: Instant::now() + REMEMBERED,
+    }
+}
+
+fn ids_where(entries: &HashMap<TicketId, Entry>, holds: impl Fn(&Entry) -> bool) -> Vec<TicketId> {
+    entries
+        .iter()
+        .filter(|(_, entry)| holds(entry))
+        .map(|(id, _)| id.clone())
+        .collect()
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn conflict(message: String) -> Error {
+    Error::new(ErrorKind::Conflict, Source::Router, Stage::Prefill, message)
+}
+
+fn lapsed(id: &TicketId) -> Error {
+    Error::new(
+        ErrorKind::LeaseExpired,
+        Source::Sidecar,
+        Stage::Handoff,
+        format!("the lease of ticket {id} is over"),
+    )
+}
+
+fn not_held(id: &TicketId) -> Error {
+    let message = format!("ticket {id} is not held here: it was used, released or voided");
+    Error::new(
+        ErrorKind::TicketRefused,
+        Source::Sidecar,
+        Stage::Handoff,
+        message,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::digest::RequestDigest;
+    use baton_proto::ticket::TransferMetadata;
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn ledger() -> Ledger {
+        Ledger::new(
+            FleetToken::new("0123456789abcdef").unwrap(),
+            TicketMetrics::default(),
+        )
+    }
+
+    fn id(text: &str) -> TicketId {
+        text.parse().unwrap()
+    }
+
+    fn life(text: &str) -> Incarnation {
+        text.parse().unwrap()
+    }
+
+    fn draft(name: &str) -> Draft {
+        Draft {
+            id: id(name),
+            prefill: "p".parse().unwrap(),
+            incarnation: life("a"),
+            decode: "d0".parse().unwrap(),
+            request_digest: RequestDigest::of("/v1/completions", b"{}"),
+            prompt_tokens: 3,
+            bytes: 10,
+            lease_ms: 30_000,
+            metadata: TransferMetadata::new(&b"{}"[..]),
+        }
+    }
+
+    fn held(ledger: &Ledger, name: &str) -> Ticket {
+        ledger.open(&id(name)).unwrap().hold(draft(name), LEASE)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ticket_is_settled_once() {
+        let ledger = ledger();
+        held(&ledger, "t");
+        assert_eq!(
+            ledger.counts(),
+            Counts {
+                claimed: 1,
+                ..Counts::default()
+            }
+        );
+        ledger.settle(&id("t"), &life("a")).unwrap();
+        assert_eq!(
+            ledger.settle(&id("t"), &life("a")).unwrap_err().kind,
+            ErrorKind::TicketRefused
+        );
+        assert_eq!(
+            ledger
+                .claim(&id("t"), "d1".parse().unwrap())
+                .unwrap_err()
+                .kind,
+            ErrorKind::TicketRefused
+        );
+        assert_eq!(
+            ledger.open(&id("t")).err().unwrap().kind,
+            ErrorKind::Conflict
+        );
+        assert_eq!(ledger.counts(), Counts::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_over_settles_nothing() {
+        let ledger = ledger();
+        held(&ledger, "t");
+        tokio::time::advance(LEASE).await;
+        assert_eq!(
+            ledger.settle(&id("t"), &life("a")).unwrap_err().kind,
+            ErrorKind::LeaseExpired
+        );
+        assert_eq!(
+            ledger
+                .claim(&id("t"), "d1".parse().unwrap())
+                .unwrap_err()
+                .kind,
+            ErrorKind::LeaseExpired
+        );
+        ledger.sweep();
+        assert_eq!(ledger.counts(), Counts::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_life_of_the_engine_voids_all() {
+        let ledger = ledger();
+        held(&ledger, "t");
+        held(&ledger, "u");
+        assert_eq!(
+            ledger.settle(&id("t"), &life("b")).unwrap_err().kind,
+            ErrorKind::IncarnationChanged
+        );
+        assert_eq!(ledger.counts(), Counts::default(), "u went with it");
+        assert_eq!(
+            ledger.settle(&id("u"), &life("a")).unwrap_err().kind,
+            ErrorKind::TicketRefused
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_moves_the_ticket_and_keeps_its_lease() {
+        let ledger = ledger();
+        let token = FleetToken::new("0123456789abcdef").unwrap();
+        let first = held(&ledger, "t");
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let moved = ledger.claim(&id("t"), "d1".parse().unwrap()).unwrap();
+        assert_eq!((first.decode.as_str(), moved.decode.as_str()), ("d0", "d1"));
+        assert!(first.is_genuine(&token) && moved.is_genuine(&token));
+        assert_eq!(
+            (first.lease_remaining_ms, moved.lease_remaining_ms),
+            (30_000, 20_000)
+        );
+        ledger.settle(&id("t"), &life("a")).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_fetches_is_stranded_until_its_lease() {
+        let ledger = ledger();
+        held(&ledger, "t");
+        ledger.open(&id("u")).unwrap().strand(life("a"), LEASE);
+        ledger.release(&id("t"));
+        ledger.release(&id("t"));
+        assert_eq!(
+            ledger.counts(),
+            Counts {
+                stranded: 2,
+                ..Counts::default()
+            }
+        );
+        assert_eq!(ledger.metrics.stranded.get(), 2);
+        assert_eq!(
+            ledger.settle(&id("t"), &life("a")).unwrap_err().kind,
+            ErrorKind::TicketRefused
+        );
+        tokio::time::advance(LEASE).await;
+        ledger.sweep();
+        assert_eq!(ledger.counts(), Counts::default());
+        tokio::time::advance(REMEMBERED).await;
+        ledger.sweep();
+        assert!(ledger.lock().is_empty(), "memory is given back");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn releasing_a_running_leg_cancels_it_and_an_unknown_one_never_starts() {
+        let ledger = ledger();
+        let leg = ledger.open(&id("t")).unwrap();
+        ledger.release(&id("t"));
+        leg.released().await;
+        drop(leg);
+        ledger.release(&id("late"));
+        assert_eq!(
+            ledger.open(&id("late")).err().unwrap().kind,
+            ErrorKind::Conflict
+        );
+        assert_eq!(ledger.counts(), Counts::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn gauges_follow_every_change() {
+        let ledger = ledger();
+        held(&ledger, "a");
+        held(&ledger, "b");
+        let leg = ledger.open(&id("c")).unwrap();
+        ledger.release(&id("a"));
+        ledger.settle(&id("b"), &life("a")).unwrap();
+        let gauges = |ledger: &Ledger| {
+            [
+                TicketState::Running,
+                TicketState::Claimed,
+                TicketState::Stranded,
+            ]
+            .map(|state| ledger.metrics.in_state(state))
+        };
+        assert_eq!(gauges(&ledger), [1, 0, 1]);
+        drop(leg);
+        ledger.void_others(&life("b"));
+        assert_eq!(gauges(&ledger), [0, 0, 0]);
+    }
+}

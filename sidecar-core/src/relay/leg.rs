@@ -1,0 +1,221 @@
+//! One leg: reading the router's call, holding a place while it lasts, sending it to the engine.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_daemon::http::{Body, read_limited};
+use baton_daemon::trace::TraceContext;
+use baton_proto::call::{DecodeCall, GenerateCall, PrefillCall};
+use baton_proto::frame::Envelope;
+use baton_proto::request::ClientRequest;
+use baton_proto::route::Route;
+use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderName, HeaderValue, Method, Request, Response};
+use hyper::body::Incoming;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::admission::Permit;
+use super::in_flight::InFlightLeg;
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::metrics::Metrics;
+
+/// The header that becomes the engine's request id.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest time for a call's body to arrive.
+const CALL_TIME: Duration = Duration::from_secs(30);
+
+/// Longest a leg may take at all, whatever the router says.
+const LONGEST_LEG: Duration = Duration::from_secs(24 * 3600);
+
+/// The part that all calls share.
+pub trait Call: serde::Serialize + serde::de::DeserializeOwned {
+    /// Which leg this is.
+    const STAGE: Stage;
+    /// Id of the leg.
+    fn request(&self) -> &RequestId;
+    /// Route of the client's request.
+    fn route(&self) -> Route;
+    /// Time left for it.
+    fn deadline_ms(&self) -> u64;
+}
+
+macro_rules! call {
+    ($call:ty, $stage:expr) => {
+        impl Call for $call {
+            const STAGE: Stage = $stage;
+            fn request(&self) -> &RequestId {
+                &self.request
+            }
+            fn route(&self) -> Route {
+                self.route
+            }
+            fn deadline_ms(&self) -> u64 {
+                self.deadline_ms
+            }
+        }
+    };
+}
+
+call!(PrefillCall, Stage::Prefill);
+call!(DecodeCall, Stage::Decode);
+call!(GenerateCall, Stage::Generate);
+
+/// A call that arrived whole.
+#[derive(Debug)]
+pub struct Arrived<C> {
+    /// Baton's part.
+    pub call: C,
+    /// The client's request.
+    pub request: ClientRequest,
+    /// Where it stands in its trace.
+    pub trace: TraceContext,
+    /// When it must be over.
+    pub deadline: Instant,
+}
+
+impl<C: Call> Arrived<C> {
+    /// Reads a call.
+    pub async fn read(request: Request<Incoming>, max_body: usize) -> Result<Self, Error> {
+        let trace = TraceContext::arriving(request.headers());
+        // The head of a call is small beside the body it comes with.
+        let limit = max_body + baton_proto::frame::MAX_FRAME;
+        let bytes = read_limited(request.into_body(), limit, CALL_TIME)
+            .await
+            .map_err(|bad| bad.into_request_error())?;
+        let envelope: Envelope<C> = Envelope::decode(bytes).map_err(|bad| {
+            Error::new(
+                ErrorKind::Protocol,
+                Source::Router,
+                C::STAGE,
+                format!("the call cannot be read: {bad}"),
+            )
+        })?;
+        let request = ClientRequest::new(envelope.head.route(), envelope.body)?;
+        let time = Duration::from_millis(envelope.head.deadline_ms()).min(LONGEST_LEG);
+        Ok(Self {
+            call: envelope.head,
+            request,
+            trace,
+            deadline: Instant::now() + time,
+        })
+    }
+
+    /// Time left until the deadline.
+    pub fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+/// A leg that holds a place in the engine. It is counted exactly once, however it ends.
+#[derive(Debug)]
+pub struct ActiveLeg {
+    entry: InFlightLeg,
+    _permit: Permit,
+    stage: Stage,
+    metrics: Metrics,
+    ended: bool,
+}
+
+impl ActiveLeg {
+    /// Waits for admission and enters the table.
+    pub async fn enter<E: Engine, C: Call>(
+        core: &Core<E>,
+        arrived: &Arrived<C>,
+    ) -> Result<Self, Error> {
+        let permit = core.admission.admit(C::STAGE, arrived.time_left()).await?;
+        let gauge = core.metrics.in_flight(C::STAGE);
+        let entry = core
+            .in_flight
+            .enter(arrived.call.request(), C::STAGE, &gauge)?;
+        Ok(Self {
+            entry,
+            _permit: permit,
+            stage: C::STAGE,
+            metrics: core.metrics.clone(),
+            ended: false,
+        })
+    }
+
+    /// Which leg this is.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// The engine gave its first token.
+    pub fn first_token(&self) {
+        self.metrics
+            .first_token(self.stage, self.entry.since().elapsed().as_secs_f64());
+    }
+
+    /// The leg ended; `None` is success.
+    pub fn end(&mut self, failure: Option<ErrorKind>) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.metrics.leg_ended(self.stage, failure);
+        }
+    }
+}
+
+impl Drop for ActiveLeg {
+    fn drop(&mut self) {
+        self.end(Some(ErrorKind::Cancelled));
+    }
+}
+
+/// Sends a leg's body to the engine and waits for the head of its answer.
+pub async fn send<E: Engine, C: Call>(
+    core: &Arc<Core<E>>,
+    arrived: &Arrived<C>,
+    body: String,
+) -> Result<Response<Incoming>, Error> {
+    let uri = format!("{}{}", core.engine.base_url(), arrived.request.route());
+    let mut request = Request::builder()
+        .method(Method::POST)
+        .uri(uri)
+        .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
+        .header(REQUEST_ID, arrived.call.request().as_str())
+        .body(baton_daemon::http::full(body))
+        .map_err(|error| {
+            Error::new(
+                ErrorKind::Internal,
+                Source::Sidecar,
+                C::STAGE,
+                error.to_string(),
+            )
+        })?;
+    if let Some(authorization) = core.engine.authorization() {
+        request
+            .headers_mut()
+            .insert(AUTHORIZATION, authorization.clone());
+    }
+    arrived.trace.child().apply(request.headers_mut());
+    let sent = core.client.send(request, arrived.time_left()).await;
+    sent.map_err(|error| error.into_error(Source::Engine, C::STAGE))
+}
+
+/// The error for an engine's answer of 5xx, with the engine's own words.
+pub fn engine_failed(stage: Stage, status: u16, body: &[u8]) -> Error {
+    let said = baton_proto::error::openai_message(body)
+        .unwrap_or_else(|| "without an explanation".to_owned());
+    let message = format!("the engine answered {status}: {said}");
+    Error::new(ErrorKind::EngineFailed, Source::Engine, stage, message).retry(Retry::AfterCancel)
+}
+
+/// A failure inside an answer whose head was good.
+pub fn engine_broke_off(stage: Stage, what: &str) -> Error {
+    Error::new(
+        ErrorKind::EngineFailed,
+        Source::Engine,
+        stage,
+        format!("the engine's answer {what}"),
+    )
+    .retry(Retry::AfterCancel)
+}
+
+/// An empty JSON answer.
+pub fn done() -> Response<Body> {
+    baton_daemon::http::json(http::StatusCode::OK, &json!({}))
+}

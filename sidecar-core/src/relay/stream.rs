@@ -1,0 +1,214 @@
+//! Streams of events with a commit point.
+//!
+//! Engines send 200, and chat even a first chunk, before the KV has arrived, and can fail inside the stream. So events are
+//! held back until one carries a token; a failure before that is an error like any other. After it the bytes pass as they
+//! come, and a failure becomes one honest error event with nothing after it, least of all a `[DONE]`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_daemon::http::sse::{self, BrokenStream, EventReader};
+use baton_daemon::http::{Body, BoxError};
+use baton_proto::route::Route;
+use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
+use bytes::{Bytes, BytesMut};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use super::leg::{ActiveLeg, engine_broke_off};
+use crate::core::Core;
+use crate::engine::{Engine, Verdict};
+
+/// Most bytes before the first token. Engines send one small chunk there.
+const MAX_PREAMBLE: usize = 1 << 20;
+
+/// A stream whose first token is there.
+pub struct Committed<E> {
+    guard: Guard<E>,
+    first: Bytes,
+}
+
+/// Watches the events that pass.
+struct Guard<E> {
+    core: Arc<Core<E>>,
+    reader: EventReader,
+    route: Route,
+    stage: Stage,
+    end: Option<End>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Done,
+    Failed,
+}
+
+/// Reads a stream up to its first token.
+pub async fn commit<E: Engine>(
+    core: &Arc<Core<E>>,
+    route: Route,
+    body: Incoming,
+    stage: Stage,
+    deadline: Instant,
+) -> Result<Committed<E>, Error> {
+    let mut guard = Guard {
+        core: Arc::clone(core),
+        reader: EventReader::new(body),
+        route,
+        stage,
+        end: None,
+    };
+    let mut held = BytesMut::new();
+    loop {
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let Some(events) = guard
+            .reader
+            .next(patience)
+            .await
+            .map_err(|broken| guard.broke_off(&broken))?
+        else {
+            return Err(engine_broke_off(stage, "ended before its first token"));
+        };
+        let committed = guard.reaches_token(&events)?;
+        let passed = guard.pass(events);
+        if committed && held.is_empty() {
+            return Ok(Committed {
+                guard,
+                first: passed,
+            });
+        }
+        held.extend_from_slice(&passed);
+        if committed {
+            return Ok(Committed {
+                guard,
+                first: held.freeze(),
+            });
+        }
+        if held.len() > MAX_PREAMBLE {
+            return Err(engine_broke_off(stage, "goes on without a token"));
+        }
+    }
+}
+
+impl<E: Engine> Guard<E> {
+    /// Whether a token is among these events. A failure before one is an error.
+    fn reaches_token(&self, events: &[u8]) -> Result<bool, Error> {
+        for event in sse::events(events) {
+            match self.judge(event) {
+                Verdict::Preamble => {}
+                Verdict::Token => return Ok(true),
+                Verdict::Done => return Err(engine_broke_off(self.stage, "ended without a token")),
+                Verdict::Failed { status, message } => return Err(self.failed(status, &message)),
+            }
+        }
+        Ok(false)
+    }
+
+    fn failed(&self, status: u16, message: &str) -> Error {
+        let message = format!("the engine failed inside its stream with {status}: {message}");
+        Error::new(ErrorKind::EngineFailed, Source::Engine, self.stage, message)
+            .retry(Retry::AfterCancel)
+    }
+
+    fn judge(&self, event: &[u8]) -> Verdict {
+        let Some(data) = sse::data(event) else {
+            return Verdict::Preamble;
+        };
+        match (self.route, self.core.engine.judge_event(data)) {
+            // Of other routes only the failures are known; their events all count.
+            (Route::PassThrough(_), Verdict::Preamble) => Verdict::Token,
+            (_, verdict) => verdict,
+        }
+    }
+
+    /// Passes events on, nothing of them after a failure.
+    fn pass(&mut self, events: Bytes) -> Bytes {
+        let mut passed = 0;
+        for event in sse::events(&events) {
+            passed += event.len();
+            if !may_end_stream(event) {
+                continue;
+            }
+            match self.judge(event) {
+                Verdict::Failed { .. } => {
+                    self.end = Some(End::Failed);
+                    return events.slice(..passed);
+                }
+                Verdict::Done => self.end = Some(End::Done),
+                Verdict::Preamble | Verdict::Token => {}
+            }
+        }
+        events
+    }
+
+    fn broke_off(&self, broken: &BrokenStream) -> Error {
+        engine_broke_off(self.stage, &broken.to_string())
+    }
+
+    /// Whether a stream may end here without a word.
+    fn may_end(&self) -> bool {
+        self.end.is_some() || matches!(self.route, Route::PassThrough(_))
+    }
+
+    /// The next bytes for the client.
+    async fn next(&mut self, patience: Duration) -> Option<Bytes> {
+        if self.end == Some(End::Done) {
+            // Nothing may follow; reading the end of the body lets the connection be used again.
+            let _ = self.reader.next(Duration::from_secs(1)).await;
+        }
+        if self.end.is_some() {
+            return None;
+        }
+        match self.reader.next(patience).await {
+            Ok(Some(events)) => Some(self.pass(events)),
+            Ok(None) if self.may_end() => None,
+            Ok(None) => Some(self.last_words(&engine_broke_off(
+                self.stage,
+                "ended before it was complete",
+            ))),
+            Err(broken) => Some(self.last_words(&self.broke_off(&broken))),
+        }
+    }
+
+    fn last_words(&mut self, error: &Error) -> Bytes {
+        tracing::warn!(%error, "stream failed after its first token");
+        self.end = Some(End::Failed);
+        sse::event(&error.openai_body())
+    }
+}
+
+/// Whether an event needs a closer look once tokens flow: nearly none does, and parsing each would cost.
+fn may_end_stream(event: &[u8]) -> bool {
+    [b"[DONE]".as_slice(), b"error"]
+        .iter()
+        .any(|word| memchr::memmem::find(event, word).is_some())
+}
+
+impl<E: Engine> Committed<E> {
+    /// The body to send on. The leg ends with it.
+    pub fn into_body(self, leg: ActiveLeg) -> Body {
+        let patience = self.guard.core.args.stall();
+        let start = (self.guard, Some(self.first), leg);
+        let stream =
+            futures_util::stream::unfold(start, move |(mut guard, first, mut leg)| async move {
+                let next = match first {
+                    Some(first) => Some(first),
+                    None => guard.next(patience).await,
+                };
+                match next {
+                    Some(bytes) => {
+                        Some((Ok::<_, BoxError>(Frame::data(bytes)), (guard, None, leg)))
+                    }
+                    None => {
+                        leg.end(
+                            (guard.end == Some(End::Failed)).then_some(ErrorKind::EngineFailed),
+                        );
+                        None
+                    }
+                }
+            });
+        StreamBody::new(stream).boxed_unsync()
+    }
+}

@@ -1,0 +1,179 @@
+//! The sidecar's HTTP surface. Everything but the probes is behind the fleet's token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_daemon::http::{self as daemon_http, Body, Handler, method_not_allowed, read_limited};
+use baton_daemon::metrics::Registry;
+use baton_proto::call::{Claim, path};
+use baton_proto::watch::SidecarState;
+use baton_proto::{Error, ErrorKind, Retry, Source, Stage, TicketId, frame};
+use http::header::AUTHORIZATION;
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use serde_json::json;
+
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::relay::{answer, leg, prefill};
+use crate::watch;
+
+/// Longest the engine may take to show which life it is in, when a handoff is settled.
+const CONFIRM_TIME: Duration = Duration::from_secs(2);
+
+/// Answers a sidecar's requests.
+pub struct Surface<E> {
+    /// The shared state.
+    pub core: Arc<Core<E>>,
+    /// What `/metrics` shows.
+    pub registry: Registry,
+}
+
+impl<E: Engine> Handler for Surface<E> {
+    async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        match self.answer(request).await {
+            Ok(response) => response,
+            Err(error) => daemon_http::error(&error),
+        }
+    }
+}
+
+impl<E: Engine> Surface<E> {
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Body>, Error> {
+        let core = Arc::clone(&self.core);
+        let path = request.uri().path().to_owned();
+        let method = match path.as_str() {
+            "/livez" | "/readyz" | "/metrics" | path::WATCH => Method::GET,
+            _ => Method::POST,
+        };
+        if path.starts_with("/baton/")
+            && !core
+                .token
+                .admits(request.headers().get(AUTHORIZATION).map(AsRef::as_ref))
+        {
+            let message = "this needs the fleet's token as a bearer token";
+            return Err(Error::new(
+                ErrorKind::Unauthorized,
+                Source::Client,
+                Stage::Request,
+                message,
+            ));
+        }
+        let ticket_call = path.strip_prefix(path::TICKETS);
+        let known = ticket_call.is_some() || KNOWN.contains(&path.as_str());
+        if known && *request.method() != method {
+            return Ok(method_not_allowed(if method == Method::GET {
+                "GET"
+            } else {
+                "POST"
+            }));
+        }
+        match path.as_str() {
+            "/livez" => Ok(daemon_http::json(StatusCode::OK, &json!({"alive": true}))),
+            "/readyz" => Ok(self.ready()),
+            "/metrics" => Ok(self.registry.answer()),
+            path::WATCH => Ok(watch::stream(&core)),
+            path::PREFILL => prefill::prefill(core, request).await,
+            path::DECODE => answer::decode(core, request).await,
+            path::GENERATE => answer::generate(core, request).await,
+            path::QUARANTINE => {
+                core.quarantine();
+                Ok(leg::done())
+            }
+            path::DRAIN => {
+                core.drain();
+                Ok(daemon_http::json(
+                    StatusCode::ACCEPTED,
+                    &json!({"state": core.state()}),
+                ))
+            }
+            _ => match ticket_call {
+                Some(call) => self.ticket(call, request).await,
+                None => Err(not_found(&path)),
+            },
+        }
+    }
+
+    fn ready(&self) -> Response<Body> {
+        let state = self.core.state();
+        let status = if state == SidecarState::Ready {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        daemon_http::json(status, &json!({"state": state, "worker": self.core.worker}))
+    }
+
+    async fn ticket(
+        &self,
+        call: &str,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Error> {
+        let ledger = &self.core.ledger;
+        let Some((id, verb)) = call.split_once('/') else {
+            return Err(not_found(call));
+        };
+        let id: TicketId = id
+            .parse()
+            .map_err(|bad: baton_proto::id::BadId| bad_call(&bad.to_string()))?;
+        match verb {
+            "release" => {
+                ledger.release(&id);
+                Ok(leg::done())
+            }
+            "settle" => {
+                ledger.is_claimed(&id)?;
+                ledger.settle(&id, &self.confirm().await?)?;
+                Ok(leg::done())
+            }
+            "claim" => {
+                let body = read_limited(request.into_body(), 4096, CONFIRM_TIME)
+                    .await
+                    .map_err(|bad| bad.into_request_error())?;
+                let claim: Claim =
+                    frame::from_bytes(&body).map_err(|bad| bad_call(&bad.to_string()))?;
+                let ticket = ledger.claim(&id, claim.decode)?;
+                Ok(Response::new(daemon_http::full(frame::to_bytes(&ticket))))
+            }
+            _ => Err(not_found(verb)),
+        }
+    }
+
+    /// Which life the engine is in now. An engine that does not show it in time confirms nothing.
+    async fn confirm(&self) -> Result<baton_proto::Incarnation, Error> {
+        let read = tokio::time::timeout(CONFIRM_TIME, self.core.engine.incarnation());
+        read.await.unwrap_or_else(|_| {
+            let message = "the prefill engine did not confirm that it still holds the KV";
+            Err(
+                Error::new(ErrorKind::Timeout, Source::Engine, Stage::Handoff, message)
+                    .retry(Retry::No),
+            )
+        })
+    }
+}
+
+const KNOWN: &[&str] = &[
+    "/livez",
+    "/readyz",
+    "/metrics",
+    path::WATCH,
+    path::PREFILL,
+    path::DECODE,
+    path::GENERATE,
+    path::QUARANTINE,
+    path::DRAIN,
+];
+
+fn bad_call(why: &str) -> Error {
+    Error::new(ErrorKind::BadRequest, Source::Router, Stage::Handoff, why)
+}
+
+fn not_found(what: &str) -> Error {
+    let shown: String = what.chars().take(100).collect();
+    Error::new(
+        ErrorKind::NotFound,
+        Source::Client,
+        Stage::Request,
+        format!("there is no {shown} here"),
+    )
+}

@@ -1,0 +1,46 @@
+//! Flags of `baton-sidecar-vllm`.
+
+use baton_daemon::config::Common;
+use baton_daemon::run::Arguments;
+use baton_sidecar_core::args::CoreArgs;
+
+/// The sidecar for one vLLM engine.
+///
+/// Either it stands beside an engine that runs already: give --engine, and --kv-transfer-config as it was given to the
+/// engine. Or it launches the engine: put vLLM's own command after `--`; the sidecar reads its flags, gives it a fresh
+/// engine_id, and ends with it.
+///
+///   baton-sidecar-vllm --worker-id p0 --router http://router:8000 -- vllm serve MODEL --kv-transfer-config '{...}'
+#[derive(Debug, Clone, clap::Parser)]
+#[command(name = "baton-sidecar-vllm", version, verbatim_doc_comment)]
+pub struct VllmArgs {
+    /// Base URL of a running engine, such as http://127.0.0.1:8001.
+    #[arg(long, value_name = "URL", env = "BATON_ENGINE")]
+    pub engine: Option<String>,
+    /// The engine's own --kv-transfer-config, given again because a running engine does not tell it.
+    #[arg(long, value_name = "JSON", env = "BATON_KV_TRANSFER_CONFIG")]
+    pub kv_transfer_config: Option<String>,
+    /// The engine's NIXL side channel; from VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT if not given.
+    #[arg(long, value_name = "HOST:PORT", env = "BATON_SIDE_CHANNEL")]
+    pub side_channel: Option<String>,
+    /// The engine's --api-key, if it has one.
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "BATON_ENGINE_API_KEY",
+        hide_env_values = true
+    )]
+    pub engine_api_key: Option<String>,
+    /// What all sidecars have.
+    #[command(flatten)]
+    pub core: CoreArgs,
+    /// vLLM's command, to launch it.
+    #[arg(last = true, value_name = "ENGINE COMMAND")]
+    pub command: Vec<String>,
+}
+
+impl Arguments for VllmArgs {
+    fn common(&self) -> &Common {
+        &self.core.common
+    }
+}

@@ -1,0 +1,418 @@
+//! The two ways to attach: what is known of an engine from flags, its own or ours, before it has said a word.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use baton_daemon::Exit;
+use baton_proto::worker::Role;
+use baton_sidecar_core::launch::Launch;
+use serde::Deserialize;
+
+use crate::args::VllmArgs;
+
+const HOST_VARIABLE: &str = "VLLM_NIXL_SIDE_CHANNEL_HOST";
+const PORT_VARIABLE: &str = "VLLM_NIXL_SIDE_CHANNEL_PORT";
+
+/// What must be known of an engine to attach to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Base URL of its HTTP server.
+    pub base_url: String,
+    /// Its `--api-key`.
+    pub api_key: Option<String>,
+    /// Its transfer connector; absent for an engine that only serves whole requests.
+    pub transfer: Option<TransferConfig>,
+}
+
+/// What must be known of an engine's NIXL connector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransferConfig {
+    /// Which legs it may serve.
+    pub role: Role,
+    /// Its `engine_id`, if it is known.
+    pub engine_id: Option<String>,
+    /// How long it holds KV for decode.
+    pub lease: Duration,
+    /// Its NIXL side channel, `host:port`.
+    pub side_channel: String,
+}
+
+/// vLLM's `--kv-transfer-config`, the parts that matter here.
+#[derive(Debug, Deserialize)]
+struct KvTransferConfig {
+    kv_connector: Option<String>,
+    kv_role: Option<String>,
+    engine_id: Option<String>,
+    #[serde(default)]
+    kv_connector_extra_config: ExtraConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct ExtraConfig {
+    kv_lease_duration: Option<f64>,
+    bidirectional_kv_xfer: Option<bool>,
+}
+
+/// vLLM's default lease (0.32.0, `kv_connector_extra_config.kv_lease_duration`).
+const DEFAULT_LEASE_S: f64 = 30.0;
+
+/// Reads the flags: how to reach the engine, and how to launch it if it is to be launched.
+pub fn plan(args: &VllmArgs) -> Result<(EngineConfig, Option<Launch>), Exit> {
+    match (&args.engine, args.command.is_empty()) {
+        (Some(url), true) => Ok((beside(args, url)?, None)),
+        (None, false) => launching(args).map(|(config, launch)| (config, Some(launch))),
+        (Some(_), false) => Err(Exit::usage(
+            "give either --engine or an engine command after --, not both",
+        )),
+        (None, true) => Err(Exit::usage(
+            "say which engine: --engine URL for a running one, or its command after -- to launch it",
+        )),
+    }
+}
+
+fn beside(args: &VllmArgs, url: &str) -> Result<EngineConfig, Exit> {
+    let transfer = args
+        .kv_transfer_config
+        .as_deref()
+        .map(|json| transfer_config(json, args))
+        .transpose()?;
+    Ok(EngineConfig {
+        base_url: base_url(url)?,
+        api_key: args.engine_api_key.clone(),
+        transfer,
+    })
+}
+
+fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
+    if args.kv_transfer_config.is_some() {
+        return Err(Exit::usage(
+            "--kv-transfer-config belongs into the engine's command when the sidecar launches it",
+        ));
+    }
+    let mut command = args.command.clone();
+    refuse_what_is_not_supported(&command)?;
+    let host = flag(&command, "host").unwrap_or_default();
+    let host = if matches!(host.as_str(), "" | "0.0.0.0" | "::") {
+        "127.0.0.1"
+    } else {
+        host.as_str()
+    };
+    let port = flag(&command, "port").unwrap_or_else(|| "8000".to_owned());
+    let mut transfer = None;
+    if let Some(json) = flag(&command, "kv-transfer-config") {
+        let engine_id = baton_daemon::fresh::hex_id();
+        let json = with_engine_id(&json, &engine_id)?;
+        transfer = Some(transfer_config(&json, args)?);
+        set_flag(&mut command, "kv-transfer-config", &json);
+    }
+    let api_key = args
+        .engine_api_key
+        .clone()
+        .or_else(|| flag(&command, "api-key"));
+    let config = EngineConfig {
+        base_url: base_url(&format!("http://{host}:{port}"))?,
+        api_key,
+        transfer,
+    };
+    let environment = config
+        .transfer
+        .as_ref()
+        .map(side_channel_environment)
+        .transpose()?
+        .unwrap_or_default();
+    Ok((
+        config,
+        Launch {
+            command,
+            environment,
+        },
+    ))
+}
+
+/// The engine listens where the sidecar will look for it.
+fn side_channel_environment(transfer: &TransferConfig) -> Result<BTreeMap<String, String>, Exit> {
+    let (host, port) = transfer.side_channel.rsplit_once(':').ok_or_else(|| {
+        Exit::usage(format!(
+            "--side-channel {:?} must be HOST:PORT",
+            transfer.side_channel
+        ))
+    })?;
+    Ok([(HOST_VARIABLE, host), (PORT_VARIABLE, port)]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into())
+}
+
+fn base_url(url: &str) -> Result<String, Exit> {
+    let url = url.trim_end_matches('/');
+    let plain = url.parse::<http::Uri>().is_ok_and(|uri| {
+        uri.scheme_str() == Some("http")
+            && uri.authority().is_some()
+            && matches!(uri.path(), "" | "/")
+    });
+    if plain {
+        Ok(url.to_owned())
+    } else {
+        Err(Exit::usage(format!(
+            "{url:?} must look like http://127.0.0.1:8001"
+        )))
+    }
+}
+
+fn transfer_config(json: &str, args: &VllmArgs) -> Result<TransferConfig, Exit> {
+    let config: KvTransferConfig = serde_json::from_str(json).map_err(|error| {
+        Exit::usage(format!(
+            "--kv-transfer-config is not what vLLM takes: {error}"
+        ))
+    })?;
+    match config.kv_connector.as_deref() {
+        Some("NixlConnector" | "NixlPullConnector") => {}
+        Some(other) => {
+            return Err(Exit::usage(format!(
+                "the connector {other} is not supported; use NixlConnector (pull)"
+            )));
+        }
+        None => {
+            return Err(Exit::usage(
+                "--kv-transfer-config has no kv_connector; use NixlConnector (pull)",
+            ));
+        }
+    }
+    if config.kv_connector_extra_config.bidirectional_kv_xfer == Some(true) {
+        let why = "bidirectional_kv_xfer is not supported: decode engines would hold KV that nobody gives back";
+        return Err(Exit::usage(why));
+    }
+    let role = match config.kv_role.as_deref() {
+        Some("kv_producer") => Role::Prefill,
+        Some("kv_consumer") => Role::Decode,
+        Some("kv_both") | None => Role::Any,
+        Some(other) => {
+            return Err(Exit::usage(format!(
+                "kv_role {other:?} is none of kv_producer, kv_consumer, kv_both"
+            )));
+        }
+    };
+    let lease = config
+        .kv_connector_extra_config
+        .kv_lease_duration
+        .unwrap_or(DEFAULT_LEASE_S);
+    let lease = Duration::try_from_secs_f64(lease)
+        .ok()
+        .filter(|lease| *lease >= Duration::from_secs(1))
+        .ok_or_else(|| {
+            Exit::usage(format!(
+                "kv_lease_duration {lease} is no time that decode could use"
+            ))
+        })?;
+    Ok(TransferConfig {
+        role,
+        engine_id: config.engine_id,
+        lease,
+        side_channel: side_channel(args)?,
+    })
+}
+
+fn side_channel(args: &VllmArgs) -> Result<String, Exit> {
+    let from_environment = || {
+        let host = std::env::var(HOST_VARIABLE).unwrap_or_else(|_| "localhost".to_owned());
+        // vLLM's default port (0.32.0, envs.py).
+        let port = std::env::var(PORT_VARIABLE).unwrap_or_else(|_| "5600".to_owned());
+        format!("{host}:{port}")
+    };
+    let address = args.side_channel.clone().unwrap_or_else(from_environment);
+    let port = address
+        .rsplit_once(':')
+        .and_then(|(host, port)| Some(!host.is_empty()).and(port.parse::<u16>().ok()));
+    match port {
+        Some(_) => Ok(address),
+        None => Err(Exit::usage(format!(
+            "the side channel {address:?} must be HOST:PORT"
+        ))),
+    }
+}
+
+/// A decode engine caches the NIXL agent of an engine_id for an hour and fails every transfer after a restart under the
+/// same id (0.32.0, `engine_ttl`), so each boot gets a new one.
+fn with_engine_id(json: &str, engine_id: &str) -> Result<String, Exit> {
+    let object = baton_proto::json::RawObject::parse(json.as_bytes()).map_err(|bad| {
+        Exit::usage(format!(
+            "--kv-transfer-config is not what vLLM takes: {bad}"
+        ))
+    })?;
+    if object.get("engine_id").is_some() {
+        tracing::warn!("the engine_id in the engine's command is replaced by a fresh one");
+    }
+    Ok(object
+        .edit()
+        .set("engine_id", format!("\"{engine_id}\""))
+        .finish())
+}
+
+fn refuse_what_is_not_supported(command: &[String]) -> Result<(), Exit> {
+    for name in ["data-parallel-size", "api-server-count"] {
+        if flag(command, name).is_some_and(|value| value != "1") {
+            return Err(Exit::usage(format!(
+                "an engine with --{name} other than 1 is not supported yet"
+            )));
+        }
+    }
+    let dotted = command
+        .iter()
+        .find(|argument| canonical(argument).starts_with("--kv-transfer-config."));
+    match dotted {
+        Some(argument) => Err(Exit::usage(format!(
+            "give --kv-transfer-config as one JSON text instead of {argument}"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// vLLM takes `--some-flag` and `--some_flag`.
+fn canonical(argument: &str) -> String {
+    let (name, value) = argument
+        .split_once('=')
+        .map_or((argument, None), |(name, value)| (name, Some(value)));
+    let name = if name.starts_with("--") {
+        name.replace('_', "-")
+    } else {
+        name.to_owned()
+    };
+    value.map_or(name.clone(), |value| format!("{name}={value}"))
+}
+
+/// Value of a flag, the last one as with vLLM itself.
+fn flag(command: &[String], name: &str) -> Option<String> {
+    let (alone, joined) = (format!("--{name}"), format!("--{name}="));
+    let mut found = None;
+    for (at, argument) in command.iter().enumerate() {
+        let argument = canonical(argument);
+        if argument == alone {
+            found = command.get(at + 1).cloned();
+        } else if let Some(value) = argument.strip_prefix(&joined) {
+            found = Some(value.to_owned());
+        }
+    }
+    found
+}
+
+fn set_flag(command: &mut Vec<String>, name: &str, value: &str) {
+    let (alone, joined) = (format!("--{name}"), format!("--{name}="));
+    let mut kept = Vec::with_capacity(command.len() + 2);
+    let mut arguments = std::mem::take(command).into_iter();
+    while let Some(argument) = arguments.next() {
+        let plain = canonical(&argument);
+        if plain == alone {
+            arguments.next();
+        } else if !plain.starts_with(&joined) {
+            kept.push(argument);
+        }
+    }
+    kept.extend([alone, value.to_owned()]);
+    *command = kept;
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn args(line: &[&str]) -> VllmArgs {
+        VllmArgs::try_parse_from(["baton-sidecar-vllm"].iter().chain(line)).unwrap()
+    }
+
+    fn refusal(line: &[&str]) -> String {
+        plan(&args(line)).unwrap_err().to_string()
+    }
+
+    const PRODUCER: &str = r#"{"kv_connector":"NixlConnector","kv_role":"kv_producer","engine_id":"old","kv_connector_extra_config":{"kv_lease_duration":10}}"#;
+
+    #[test]
+    fn beside_an_engine_its_json_is_given_again() {
+        let (config, launch) = plan(&args(&[
+            "--engine",
+            "http://127.0.0.1:8201/",
+            "--kv-transfer-config",
+            PRODUCER,
+            "--side-channel",
+            "h:5601",
+        ]))
+        .unwrap();
+        let transfer = config.transfer.unwrap();
+        assert_eq!(
+            (config.base_url.as_str(), launch),
+            ("http://127.0.0.1:8201", None)
+        );
+        assert_eq!(
+            (transfer.role, transfer.lease.as_secs()),
+            (Role::Prefill, 10)
+        );
+        assert_eq!(
+            (
+                transfer.engine_id.as_deref(),
+                transfer.side_channel.as_str()
+            ),
+            (Some("old"), "h:5601")
+        );
+        let (local, _) = plan(&args(&["--engine", "http://127.0.0.1:8100"])).unwrap();
+        assert_eq!(local.transfer, None);
+    }
+
+    #[test]
+    fn a_launched_engine_gets_a_fresh_id_and_keeps_the_rest_of_its_command() {
+        let line = [
+            "--side-channel",
+            "127.0.0.1:5601",
+            "--",
+            "python",
+            "-m",
+            "vllm",
+            "--port=8201",
+            "--host",
+            "0.0.0.0",
+        ];
+        let joined = format!("--kv_transfer_config={PRODUCER}");
+        let mut with_config = line.to_vec();
+        with_config.extend([joined.as_str(), "--seed", "1"]);
+        let (config, launch) = plan(&args(&with_config)).unwrap();
+        let (command, transfer) = (launch.clone().unwrap().command, config.transfer.unwrap());
+        assert_eq!(config.base_url, "http://127.0.0.1:8201");
+        assert_eq!(
+            command[..6],
+            ["python", "-m", "vllm", "--port=8201", "--host", "0.0.0.0"]
+        );
+        assert_eq!(command[6..9], ["--seed", "1", "--kv-transfer-config"]);
+        let id = transfer.engine_id.unwrap();
+        assert!(
+            id.len() == 32 && command[9].contains(&id) && !command[9].contains("\"old\""),
+            "{command:?}"
+        );
+        assert_eq!(launch.unwrap().environment[PORT_VARIABLE], "5601");
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_in_one_sentence() {
+        let with = |config: &'static str| {
+            refusal(&["--engine", "http://h:1", "--kv-transfer-config", config])
+        };
+        assert!(with("{").contains("not what vLLM takes"));
+        assert!(
+            with(r#"{"kv_connector":"MooncakeConnector"}"#)
+                .contains("MooncakeConnector is not supported")
+        );
+        assert!(with(r#"{"kv_connector":"NixlPushConnector"}"#).contains("use NixlConnector"));
+        assert!(with(r#"{"kv_role":"kv_both"}"#).contains("no kv_connector"));
+        assert!(with(r#"{"kv_connector":"NixlConnector","kv_role":"x"}"#).contains("kv_role"));
+        assert!(with(r#"{"kv_connector":"NixlConnector","kv_connector_extra_config":{"kv_lease_duration":-1}}"#).contains("lease"));
+        assert!(with(r#"{"kv_connector":"NixlConnector","kv_connector_extra_config":{"bidirectional_kv_xfer":true}}"#).contains("bidirectional"));
+        assert!(refusal(&["--engine", "https://h:1"]).contains("must look like"));
+        assert!(refusal(&[]).contains("which engine"));
+        assert!(refusal(&["--engine", "http://h:1", "--", "vllm"]).contains("not both"));
+        assert!(
+            refusal(&["--", "vllm", "--data-parallel-size", "2"]).contains("not supported yet")
+        );
+        assert!(
+            refusal(&["--", "vllm", "--kv-transfer-config.kv_role", "kv_both"])
+                .contains("one JSON text")
+        );
+    }
+}

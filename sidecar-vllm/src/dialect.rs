@@ -1,0 +1,252 @@
+//! vLLM's dialect: how a client's body becomes a leg's body, and what the engine's answers mean.
+
+use baton_proto::call::PrefillUsage;
+use baton_proto::json::{Edit, RawObject};
+use baton_proto::request::ClientRequest;
+use baton_proto::ticket::{Ticket, TransferMetadata};
+use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
+use baton_sidecar_core::engine::{HeldKv, Leg, Prefilled, Verdict};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::handshake::Geometry;
+use crate::transfer_params::{ASK, TransferParams};
+
+const TRANSFER: &str = "kv_transfer_params";
+
+/// The prefill leg: one token, not streamed (a streamed prefill never returns `kv_transfer_params`), and none of the keys
+/// that contradict that. Chat lets `max_completion_tokens` win over `max_tokens`, so both are set.
+pub fn prefill_body(request: &ClientRequest, leg: Leg<'_>) -> String {
+    let object = request.object();
+    let edit = object
+        .edit()
+        .set("stream", "false")
+        .set("max_tokens", "1")
+        .set("max_completion_tokens", "1")
+        .remove("min_tokens")
+        .remove("stream_options")
+        .set(TRANSFER, ASK);
+    for_engine(edit, &object, leg).finish()
+}
+
+/// The decode leg: the client's request with the handoff.
+pub fn decode_body(
+    request: &ClientRequest,
+    ticket: &Ticket,
+    leg: Leg<'_>,
+) -> Result<String, Error> {
+    let metadata = std::str::from_utf8(ticket.metadata.as_bytes()).map_err(|_| {
+        let message = "the ticket's transfer metadata are not JSON";
+        Error::new(
+            ErrorKind::TicketRefused,
+            Source::Router,
+            Stage::Decode,
+            message,
+        )
+        .retry(Retry::Safe)
+    })?;
+    let object = request.object();
+    Ok(for_engine(object.edit().set(TRANSFER, metadata), &object, leg).finish())
+}
+
+/// The local leg: the client's request.
+pub fn local_body(request: &ClientRequest, leg: Leg<'_>) -> String {
+    let object = request.object();
+    for_engine(object.edit(), &object, leg).finish()
+}
+
+/// Which engine's KV a ticket's metadata name.
+pub fn remote_engine_id(ticket: &Ticket) -> Option<String> {
+    RawObject::parse(ticket.metadata.as_bytes())
+        .ok()?
+        .get_as("remote_engine_id")
+}
+
+/// Ids are ours, never the client's. After a quarantine the cache salt keeps requests away from blocks that were cached
+/// before it: vLLM shares no block between different salts.
+fn for_engine<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<'a> {
+    let edit = edit.remove("request_id");
+    if leg.quarantine == 0 {
+        return edit;
+    }
+    let salt = match object.get_set("cache_salt") {
+        None => format!("baton-q{}", leg.quarantine),
+        // Anything but a text is left for the engine to refuse.
+        Some(raw) => match serde_json::from_str::<String>(raw) {
+            Ok(own) => format!("baton-q{}/{own}", leg.quarantine),
+            Err(_) => return edit,
+        },
+    };
+    edit.set("cache_salt", Value::from(salt).to_string())
+}
+
+#[derive(Deserialize)]
+struct PrefillAnswer<'a> {
+    choices: Vec<PrefillChoice>,
+    usage: Usage,
+    #[serde(borrow)]
+    kv_transfer_params: Option<&'a serde_json::value::RawValue>,
+}
+
+#[derive(Deserialize)]
+struct PrefillChoice {
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens: u32,
+}
+
+/// What a finished prefill left in the engine `from`. A prefill that ended by a stop still holds its blocks.
+pub fn read_prefill(
+    answer: &[u8],
+    from: &Geometry,
+    engine_id: &str,
+    lease: std::time::Duration,
+) -> Result<Prefilled, Error> {
+    let answer: PrefillAnswer<'_> = serde_json::from_slice(answer)
+        .map_err(|error| strange(&format!("the prefill's answer is strange: {error}")))?;
+    let [choice] = &answer.choices[..] else {
+        return Err(strange(&format!(
+            "the prefill answered {} choices",
+            answer.choices.len()
+        )));
+    };
+    let prompt_tokens = answer.usage.prompt_tokens;
+    let raw = answer
+        .kv_transfer_params
+        .map(serde_json::value::RawValue::get)
+        .filter(|raw| *raw != "null");
+    let params = raw
+        .map(|raw| usable(raw, from, engine_id, prompt_tokens))
+        .transpose()?;
+    let cached_tokens = params
+        .as_ref()
+        .and_then(|(params, _)| params.remote_prefill_cached_tokens);
+    let usage = PrefillUsage {
+        prompt_tokens,
+        cached_tokens,
+    };
+    let kv = params.map(|(params, raw)| HeldKv {
+        bytes: params.bytes(from),
+        metadata: TransferMetadata::new(raw.to_owned()),
+        lease,
+    });
+    match (choice.finish_reason.as_deref(), kv) {
+        (Some("length"), Some(kv)) => Ok(Prefilled::Handoff { usage, kv }),
+        (Some("length"), None) => Err(strange(
+            "the prefill returned no kv_transfer_params: is its connector on?",
+        )),
+        (Some(_), kv) => Ok(Prefilled::Ended { usage, kv }),
+        (None, _) => Err(strange("the prefill has no finish_reason")),
+    }
+}
+
+fn usable<'a>(
+    raw: &'a str,
+    from: &Geometry,
+    engine_id: &str,
+    prompt_tokens: u32,
+) -> Result<(TransferParams, &'a str), Error> {
+    let params = TransferParams::parse(raw.as_bytes(), from).map_err(|why| strange(&why))?;
+    if params.remote_engine_id != engine_id {
+        return Err(strange(
+            "kv_transfer_params are of another engine than the one attached",
+        ));
+    }
+    // Mamba and multi-token prediction hand over one token less (0.32.0, `_p_side_truncated`).
+    if !matches!(
+        prompt_tokens.checked_sub(params.remote_num_tokens),
+        Some(0 | 1)
+    ) {
+        return Err(strange(
+            "kv_transfer_params are for a prompt of another length",
+        ));
+    }
+    Ok((params, raw))
+}
+
+fn strange(why: &str) -> Error {
+    Error::new(ErrorKind::Protocol, Source::Engine, Stage::Prefill, why).retry(Retry::AfterCancel)
+}
+
+/// What the data of a streamed event means.
+pub fn judge_event(data: &[u8]) -> Verdict {
+    if data == b"[DONE]" {
+        return Verdict::Done;
+    }
+    let Ok(object) = RawObject::parse(data) else {
+        return Verdict::Failed {
+            status: 502,
+            message: "an event that is not a JSON object".to_owned(),
+        };
+    };
+    if let Some(error) = object.get_set("error") {
+        return in_band_error(error);
+    }
+    let choices: Vec<Value> = object.get_as("choices").unwrap_or_default();
+    if choices.iter().any(carries_token) {
+        Verdict::Token
+    } else {
+        Verdict::Preamble
+    }
+}
+
+/// `{"error": {"message", "code"}}` inside a 200.
+fn in_band_error(raw: &str) -> Verdict {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct InBand {
+        message: String,
+        code: Option<u16>,
+    }
+    let error: InBand = serde_json::from_str(raw).unwrap_or_default();
+    Verdict::Failed {
+        status: error.code.unwrap_or(500),
+        message: error.message,
+    }
+}
+
+/// Chat sends a chunk with nothing but a role before the KV has arrived; everything else needs it.
+fn carries_token(choice: &Value) -> bool {
+    let filled = |value: &Value| match value {
+        Value::Null => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(members) => !members.is_empty(),
+        Value::Bool(_) | Value::Number(_) => true,
+    };
+    let delta = choice.get("delta").and_then(Value::as_object);
+    let in_delta = delta.is_some_and(|delta| {
+        delta
+            .iter()
+            .any(|(key, value)| key != "role" && filled(value))
+    });
+    in_delta
+        || ["finish_reason", "text", "token_ids"]
+            .iter()
+            .any(|key| choice.get(key).is_some_and(filled))
+}
+
+/// A 200 is an answer if it has choices and no error.
+pub fn judge_answer(body: &[u8]) -> Result<(), Error> {
+    let failed = |why: String| {
+        Err(
+            Error::new(ErrorKind::EngineFailed, Source::Engine, Stage::Unknown, why)
+                .retry(Retry::AfterCancel),
+        )
+    };
+    let Ok(object) = RawObject::parse(body) else {
+        return failed("the engine's answer is not a JSON object".to_owned());
+    };
+    if let Some(Verdict::Failed { status, message }) = object.get_set("error").map(in_band_error) {
+        return failed(format!(
+            "the engine failed inside its answer with {status}: {message}"
+        ));
+    }
+    match object.get_as::<Vec<serde::de::IgnoredAny>>("choices") {
+        Some(choices) if !choices.is_empty() => Ok(()),
+        _ => failed("the engine's answer has no content".to_owned()),
+    }
+}

@@ -1,0 +1,373 @@
+//! One vLLM engine: what the sidecar core needs of it, put together from its side channel, its HTTP server and its dialect.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_daemon::Exit;
+use baton_daemon::http::{Client, ClientLimits};
+use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::request::ClientRequest;
+use baton_proto::ticket::Ticket;
+use baton_proto::worker::{EngineKind, Role, Tier, TierBlocks, WorkerInfo};
+use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage};
+use baton_sidecar_core::engine::{Attached, Engine, Leg, Prefilled, Verdict};
+use http::HeaderValue;
+
+use crate::attach::{EngineConfig, TransferConfig};
+use crate::dialect;
+use crate::handshake::Handshake;
+use crate::http::{EngineHttp, Model};
+use crate::metrics_page::MetricsPage;
+use crate::side_channel::SideChannel;
+
+/// Version whose wire facts this sidecar was verified with.
+const VERIFIED: &str = "0.32.";
+
+/// How long a decode engine keeps the NIXL agent of an engine_id (0.32.0, `engine_ttl`), with room.
+const AGENT_KEPT: Duration = Duration::from_secs(2 * 3600);
+
+/// One vLLM engine.
+#[derive(Debug)]
+pub struct VllmEngine {
+    base_url: String,
+    authorization: Option<HeaderValue>,
+    http: EngineHttp,
+    transfer: Option<Transfer>,
+    last: Mutex<Option<Seen>>,
+    met: Mutex<Met>,
+}
+
+#[derive(Debug)]
+struct Transfer {
+    config: TransferConfig,
+    side_channel: SideChannel,
+}
+
+/// What was last seen of the engine.
+#[derive(Debug, Clone)]
+struct Seen {
+    handshake: Option<Handshake>,
+    blocks: Option<u64>,
+}
+
+/// Prefill engines that this engine, in its present life, has handshaked with.
+#[derive(Debug, Default)]
+struct Met {
+    life: Option<Incarnation>,
+    engines: HashMap<String, (Incarnation, Instant)>,
+}
+
+impl VllmEngine {
+    /// An engine that was not looked at yet.
+    pub fn new(config: EngineConfig) -> Result<Self, Exit> {
+        let bearer = |key: String| {
+            let mut value = HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| {
+                Exit::usage("the engine's API key has characters that no header can carry")
+            })?;
+            value.set_sensitive(true);
+            Ok(value)
+        };
+        let authorization = config.api_key.map(bearer).transpose()?;
+        let limits = ClientLimits {
+            connect: Duration::from_secs(2),
+            idle: Duration::from_secs(3),
+        };
+        let transfer = config.transfer.map(|config| {
+            SideChannel::start(&config.side_channel).map(|side_channel| Transfer {
+                config,
+                side_channel,
+            })
+        });
+        Ok(Self {
+            http: EngineHttp::new(Client::new(limits), &config.base_url, authorization.clone()),
+            base_url: config.base_url,
+            authorization,
+            transfer: transfer.transpose()?,
+            last: Mutex::default(),
+            met: Mutex::default(),
+        })
+    }
+
+    fn last(&self) -> Option<Seen> {
+        self.last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// A decode engine that meets a restarted prefill engine under its old engine_id fails every transfer from it, for it
+    /// keeps the dead NIXL agent. Such a handoff is refused before the engine sees it.
+    fn meet(&self, ticket: &Ticket) -> Result<(), Error> {
+        let Some(engine_id) = dialect::remote_engine_id(ticket) else {
+            return Err(incompatible(
+                "the ticket's transfer metadata name no engine",
+            ));
+        };
+        let life = self
+            .last()
+            .and_then(|seen| seen.handshake)
+            .map(|handshake| handshake.incarnation);
+        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        if met.life != life {
+            *met = Met {
+                life,
+                engines: HashMap::new(),
+            };
+        }
+        met.engines
+            .retain(|_, (_, since)| since.elapsed() < AGENT_KEPT);
+        match met.engines.get(&engine_id) {
+            Some((known, _)) if *known != ticket.incarnation => Err(incompatible(&format!(
+                "the prefill engine restarted under its old engine_id {engine_id}, which this decode engine cannot follow; \
+                 restart it with a fresh engine_id"
+            ))),
+            _ => {
+                met.engines
+                    .insert(engine_id, (ticket.incarnation.clone(), Instant::now()));
+                Ok(())
+            }
+        }
+    }
+
+    async fn shake_hands(&self, page: &MetricsPage<'_>) -> Result<Option<Handshake>, Error> {
+        let Some(transfer) = &self.transfer else {
+            return Ok(None);
+        };
+        let handshake = transfer.side_channel.handshake().await?;
+        if let Some(expected) = transfer
+            .config
+            .engine_id
+            .as_ref()
+            .filter(|id| **id != handshake.engine_id)
+        {
+            let found = &handshake.engine_id;
+            return Err(unusable(&format!(
+                "the side channel is of engine_id {found}, not of {expected}"
+            )));
+        }
+        if !page.has_family("vllm:nixl_") {
+            return Err(unusable(
+                "the engine has no NIXL connector, yet a kv_transfer_config was given",
+            ));
+        }
+        let told = page
+            .label("vllm:cache_config_info", "block_size")
+            .and_then(|size| size.parse::<u32>().ok());
+        match told {
+            Some(told) if told != handshake.geometry.block_size => Err(unusable(&format!(
+                "the engine's metrics say block size {told}, its handshake {}: the side channel is of another engine",
+                handshake.geometry.block_size
+            ))),
+            _ => Ok(Some(handshake)),
+        }
+    }
+}
+
+fn incompatible(why: &str) -> Error {
+    Error::new(ErrorKind::Incompatible, Source::Engine, Stage::Decode, why).retry(Retry::Safe)
+}
+
+fn unusable(why: &str) -> Error {
+    Error::new(ErrorKind::Incompatible, Source::Engine, Stage::Fleet, why)
+}
+
+/// Which life of an engine without a connector: its process's start.
+fn start_of(page: &MetricsPage<'_>) -> Result<Incarnation, Error> {
+    let start = page
+        .sum("process_start_time_seconds")
+        .map(|start| format!("start-{start}"));
+    start
+        .and_then(|start| start.parse().ok())
+        .ok_or_else(|| unusable("the engine's metrics do not say when it started"))
+}
+
+fn whole_number(value: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "counts and usage shares, clamped at 0"
+    )]
+    let number = value.max(0.0) as u64;
+    number
+}
+
+fn info(
+    version: String,
+    models: &[Model],
+    role: Role,
+    handshake: Option<&Handshake>,
+    page: &MetricsPage<'_>,
+) -> WorkerInfo {
+    let geometry = handshake.map(|handshake| &handshake.geometry);
+    let label = |name| {
+        page.label("vllm:cache_config_info", name)
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    let blocks = label("num_gpu_blocks").or(geometry.map(|geometry| geometry.num_blocks));
+    let (adapters, base): (Vec<_>, Vec<_>) =
+        models.iter().partition(|model| model.parent.is_some());
+    WorkerInfo {
+        engine: EngineKind::Vllm,
+        engine_version: version,
+        role,
+        models: base.iter().map(|model| model.id.clone()).collect(),
+        model_digest: None,
+        lora_adapters: adapters.iter().map(|model| model.id.clone()).collect(),
+        ranks: 1,
+        block_size: geometry
+            .map(|geometry| geometry.block_size)
+            .or(label("block_size").and_then(|size| u32::try_from(size).ok())),
+        capacity: blocks
+            .map(|blocks| TierBlocks {
+                tier: Tier::Device,
+                blocks,
+            })
+            .into_iter()
+            .collect(),
+        kv_bytes_per_token: geometry.map(crate::handshake::Geometry::bytes_per_token),
+        max_sequences: None,
+        max_batched_tokens: None,
+        context_length: base.iter().find_map(|model| model.max_model_len),
+        tokenizer_digest: None,
+        chat_template_digest: None,
+        topology: std::collections::BTreeMap::new(),
+        compatibility: None,
+    }
+}
+
+impl Engine for VllmEngine {
+    fn base_url(&self) -> &str {
+        &self.base_url
+    }
+
+    fn authorization(&self) -> Option<&HeaderValue> {
+        self.authorization.as_ref()
+    }
+
+    async fn attach(&self) -> Result<Attached, Error> {
+        self.http.health().await?;
+        let version = self.http.version().await?;
+        let models = self.http.models().await?;
+        let page = self.http.metrics().await?;
+        let page = MetricsPage::parse(&page);
+        if page.distinct("vllm:num_requests_running", "engine") > 1 {
+            return Err(unusable(
+                "the engine has several data-parallel ranks, which are not supported yet",
+            ));
+        }
+        let handshake = self.shake_hands(&page).await?;
+        let role = self
+            .transfer
+            .as_ref()
+            .map_or(Role::Local, |transfer| transfer.config.role);
+        let mut info = info(version, &models, role, handshake.as_ref(), &page);
+        if !info.engine_version.starts_with(VERIFIED) && self.last().is_none() {
+            tracing::warn!(
+                version = info.engine_version,
+                "this sidecar was verified with vLLM {VERIFIED}x only"
+            );
+        }
+        let incarnation = match &handshake {
+            Some(handshake) => {
+                let tokenisation = match info.models.first() {
+                    Some(model) => self.http.tokenisation(model).await,
+                    None => None,
+                };
+                info.tokenizer_digest.clone_from(&tokenisation);
+                info.compatibility = Some(handshake.compatibility(tokenisation));
+                handshake.incarnation.clone()
+            }
+            None => start_of(&page)?,
+        };
+        let blocks = info.capacity.first().map(|tier| tier.blocks);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Seen { handshake, blocks });
+        Ok(Attached { incarnation, info })
+    }
+
+    async fn alive(&self) -> Result<(), Error> {
+        self.http.health().await
+    }
+
+    async fn incarnation(&self) -> Result<Incarnation, Error> {
+        match &self.transfer {
+            Some(transfer) => Ok(transfer.side_channel.handshake().await?.incarnation),
+            None => Err(incompatible("this engine holds no KV for others")),
+        }
+    }
+
+    async fn load(&self) -> Result<LoadReport, Error> {
+        let page = self.http.metrics().await?;
+        let page = MetricsPage::parse(&page);
+        let count = |name: &str| {
+            let value = u32::try_from(whole_number(page.sum(name)?)).ok()?;
+            Some(Measured {
+                value,
+                from: Origin::EngineMetric,
+            })
+        };
+        let blocks = self.last().and_then(|seen| seen.blocks);
+        let free = page
+            .sum("vllm:kv_cache_usage_perc")
+            .zip(blocks)
+            .map(|(used, blocks)| {
+                #[expect(
+                    clippy::cast_precision_loss,
+                    reason = "block counts are far below 2^52"
+                )]
+                let free = whole_number((1.0 - used) * blocks as f64);
+                Measured {
+                    value: vec![TierBlocks {
+                        tier: Tier::Device,
+                        blocks: free,
+                    }],
+                    from: Origin::EngineMetric,
+                }
+            });
+        Ok(LoadReport {
+            running: count("vllm:num_requests_running"),
+            waiting: count("vllm:num_requests_waiting"),
+            free,
+            ..LoadReport::default()
+        })
+    }
+
+    fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String {
+        dialect::prefill_body(request, leg)
+    }
+
+    fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error> {
+        let (Some(transfer), Some(handshake)) =
+            (&self.transfer, self.last().and_then(|seen| seen.handshake))
+        else {
+            return Err(unusable("the engine has no connector to hand over with"));
+        };
+        // The engine's lease began before its answer arrived, and a heartbeat's interval (a sixth) is no time to be late.
+        let lease = transfer.config.lease.mul_f64(5.0 / 6.0);
+        dialect::read_prefill(answer, &handshake.geometry, &handshake.engine_id, lease)
+    }
+
+    fn decode_body(
+        &self,
+        request: &ClientRequest,
+        ticket: &Ticket,
+        leg: Leg<'_>,
+    ) -> Result<String, Error> {
+        let body = dialect::decode_body(request, ticket, leg)?;
+        self.meet(ticket)?;
+        Ok(body)
+    }
+
+    fn local_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String {
+        dialect::local_body(request, leg)
+    }
+
+    fn judge_event(&self, data: &[u8]) -> Verdict {
+        dialect::judge_event(data)
+    }
+
+    fn judge_answer(&self, body: &[u8]) -> Result<(), Error> {
+        dialect::judge_answer(body)
+    }
+}

@@ -1,0 +1,97 @@
+//! `demo`: one real pair, a handful of streamed chats, and what happened to each.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::client::{self, Chat};
+use crate::cluster::{Cluster, DECODE_0, PREFILL_0, ROUTER};
+use crate::engines::vllm::{self, MODEL};
+use crate::system::{self, Missing, Need};
+use crate::{EngineKind, namespace, workspace};
+
+/// Installs, builds and boots what is needed, then chats.
+pub(crate) fn run(engine: EngineKind, missing: Missing) -> Result<()> {
+    let EngineKind::Vllm = engine;
+    if namespace::is_inside() {
+        namespace::prepare()?;
+        return run_inside();
+    }
+    system::ensure_present(&[Need::Ip, Need::Namespaces], missing)?;
+    vllm::install(missing)?;
+    workspace::build_release()?;
+    namespace::enter()
+}
+
+fn run_inside() -> Result<()> {
+    let logs = workspace::target_dir().join("demo");
+    fs::create_dir_all(&logs).with_context(|| format!("could not make {}", logs.display()))?;
+    let mut cluster = Cluster::new(vllm::installed()?, &logs);
+    cluster.start_router("auto")?;
+    cluster.launch(&PREFILL_0, 9101)?;
+    cluster.launch(&DECODE_0, 9102)?;
+    cluster.wait_until_ready(&[PREFILL_0, DECODE_0])?;
+    let script = vllm::recipe().join("e2e/demo.py");
+    let arguments = ["--router", ROUTER, "--model", MODEL].map(str::to_owned);
+    let outcome = client::run(
+        "streamed chats",
+        &cluster.python(),
+        Some(&script),
+        &arguments,
+    )?;
+    print_table(&outcome.chats);
+    ensure!(
+        outcome.chats.iter().all(|chat| chat.error.is_none()),
+        "a chat failed; logs are in {}",
+        logs.display()
+    );
+    Ok(())
+}
+
+fn print_table(chats: &[Chat]) {
+    let header = [
+        "prompt",
+        "tokens in/out",
+        "plan",
+        "KV moved",
+        "TTFT",
+        "total",
+    ]
+    .map(str::to_owned);
+    let rows: Vec<_> = std::iter::once(header)
+        .chain(chats.iter().map(row))
+        .collect();
+    let widths: [usize; 6] = std::array::from_fn(|column| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    });
+    for row in &rows {
+        let cells: Vec<_> = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        println!("{}", cells.join("  ").trim_end());
+    }
+}
+
+fn row(chat: &Chat) -> [String; 6] {
+    let count = |tokens: Option<u64>| tokens.map_or("-".to_owned(), |tokens| tokens.to_string());
+    let milliseconds =
+        |time: Option<f64>| time.map_or("-".to_owned(), |time| format!("{time:.0} ms"));
+    [
+        format!("{}...", chat.prompt.trim()),
+        format!(
+            "{}/{}",
+            count(chat.prompt_tokens),
+            count(chat.completion_tokens)
+        ),
+        chat.error.clone().unwrap_or_else(|| chat.plan.clone()),
+        chat.kv_bytes
+            .map_or("-".to_owned(), |bytes| format!("{} KiB", bytes / 1024)),
+        milliseconds(chat.ttft_ms),
+        milliseconds(chat.total_ms),
+    ]
+}

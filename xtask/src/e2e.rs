@@ -1,0 +1,350 @@
+//! `e2e`: proof on real engines, step by step.
+//!
+//! Outside its namespaces this command installs and builds; inside it boots everything and runs the Python clients, each
+//! of which checks one thing. A step that fails does not keep the next ones from running as long as the processes live,
+//! since one run takes minutes.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::client::{self, Check, Client, Outcome};
+use crate::cluster::{AGGREGATED, Cluster, DECODE_0, DECODE_1, HandStarted, PREFILL_0, ROUTER};
+use crate::engines::vllm::{self, Engine, MODEL};
+use crate::report::Report;
+use crate::system::{self, Missing, Need};
+use crate::{E2eArgs, EngineKind, http, namespace, workspace};
+
+const REQUESTS: u32 = 300;
+const SMOKE_REQUESTS: u32 = 48;
+
+/// Gauges of the router and the sidecars that must be 0 when no request runs.
+const IN_FLIGHT_GAUGES: [&str; 1] = ["baton_in_flight"];
+
+/// A request whose client has left is cleaned up within this.
+const SETTLE_BOUND: Duration = Duration::from_secs(20);
+
+/// Requests that must have been served before, and again after, the fleet changes.
+const LOAD_BEFORE_CHANGE: u64 = 60;
+const LOAD_BOUND: Duration = Duration::from_mins(2);
+
+/// Sends tampered tickets to sidecars; a part of the integration crate.
+const TICKET_PROBE: &str = "baton-ticket-probe";
+
+/// Runs the whole proof, or its short cut.
+pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
+    let EngineKind::Vllm = args.engine;
+    if namespace::is_inside() {
+        namespace::prepare()?;
+        return run_inside(args);
+    }
+    system::ensure_present(&[Need::Ip, Need::Namespaces], missing)?;
+    vllm::install(missing)?;
+    workspace::build_release()?;
+    namespace::enter()
+}
+
+fn run_inside(args: &E2eArgs) -> Result<()> {
+    let logs = logs_directory(args)?;
+    let mut run = Run {
+        args,
+        cluster: Cluster::new(vllm::installed()?, &logs),
+        report: Report::default(),
+    };
+    let outcome = run.all_steps();
+    if outcome.is_err() || !run.report.held() {
+        run.cluster
+            .log_tails()
+            .iter()
+            .for_each(|tail| eprintln!("{tail}"));
+    }
+    run.report.print();
+    run.report.write(&logs.join("report.json"))?;
+    outcome?;
+    ensure!(
+        run.report.held(),
+        "a check failed; logs are in {}",
+        logs.display()
+    );
+    Ok(())
+}
+
+/// A run inside its namespaces.
+struct Run<'a> {
+    args: &'a E2eArgs,
+    cluster: Cluster,
+    report: Report,
+}
+
+impl Run<'_> {
+    fn all_steps(&mut self) -> Result<()> {
+        let started = Instant::now();
+        let beside = self.boot()?;
+        self.report
+            .add("boot", started.elapsed(), Ok(Outcome::default()));
+        self.step("surface", |run| {
+            run.client("OpenAI surface", "surface.py", &reference_arguments())
+        })?;
+        self.step("equality", Self::equality)?;
+        self.step("tampered tickets", |_| tampered_tickets())?;
+        self.step("refusals", Self::refusals)?;
+        if let Some(beside) = beside {
+            self.step("workers come and go", |run| run.churn(&beside))?;
+        }
+        self.step("nothing is left in flight", |run| Ok(run.in_flight()))
+    }
+
+    /// Boots everything; the decode engine that was started by hand, if there is one.
+    fn boot(&mut self) -> Result<Option<HandStarted>> {
+        self.cluster.start_router("split")?;
+        self.cluster.launch(&PREFILL_0, 9101)?;
+        self.cluster.launch(&DECODE_0, 9102)?;
+        self.cluster.start_engine(AGGREGATED)?;
+        let beside = if self.args.smoke {
+            None
+        } else {
+            let started = self.cluster.start_engine(DECODE_1)?;
+            // At once, so that the sidecar must wait for its engine.
+            self.cluster.attach(&started, DECODE_1.name, 9103)?;
+            Some(started)
+        };
+        let mut engines = vec![PREFILL_0, AGGREGATED];
+        engines.extend(self.decode_engines());
+        self.cluster.wait_until_ready(&engines)?;
+        Ok(beside)
+    }
+
+    fn decode_engines(&self) -> Vec<Engine> {
+        if self.args.smoke {
+            vec![DECODE_0]
+        } else {
+            vec![DECODE_0, DECODE_1]
+        }
+    }
+
+    /// Split answers against the aggregated engine's.
+    fn equality(&mut self) -> Result<Outcome> {
+        let requests = self.args.requests.unwrap_or(if self.args.smoke {
+            SMOKE_REQUESTS
+        } else {
+            REQUESTS
+        });
+        let mut arguments = reference_arguments();
+        arguments.extend(["--requests".to_owned(), requests.to_string()]);
+        arguments.extend([
+            "--concurrency".to_owned(),
+            self.args.concurrency.to_string(),
+        ]);
+        for engine in self.decode_engines() {
+            arguments.extend(["--decode".to_owned(), engine.url()]);
+        }
+        self.client(
+            &format!("{requests} greedy requests, three times"),
+            "equality.py",
+            &arguments,
+        )
+    }
+
+    /// What clients must not send, and that the engines live on.
+    fn refusals(&mut self) -> Result<Outcome> {
+        let recordings = workspace::root().join("integration/recordings/vllm/refused");
+        let mut arguments = router_arguments();
+        arguments.extend(["--recordings".to_owned(), recordings.display().to_string()]);
+        for engine in [PREFILL_0].into_iter().chain(self.decode_engines()) {
+            arguments.extend(["--engine".to_owned(), engine.url()]);
+        }
+        self.client("refusals", "refusals.py", &arguments)
+    }
+
+    /// Under load: one decode worker is drained, its engine joins again under another name, the other decode worker ends.
+    fn churn(&mut self, beside: &HandStarted) -> Result<Outcome> {
+        let mut arguments = router_arguments();
+        arguments.extend([
+            "--concurrency".to_owned(),
+            self.args.concurrency.to_string(),
+        ]);
+        arguments.extend(
+            ["--expect-decode", "decode-0", "--expect-decode", "decode-2"].map(str::to_owned),
+        );
+        let script = script("load.py");
+        let load = Client::start(
+            "load while workers come and go",
+            &self.cluster.python(),
+            Some(&script),
+            &arguments,
+        )?;
+        let changed = self.change_fleet(beside, &load);
+        // The load's own report says more than the first thing that went wrong here.
+        let mut outcome = load.finish()?;
+        let detail = changed
+            .as_ref()
+            .err()
+            .map(|error| format!("{error:#}"))
+            .unwrap_or_default();
+        outcome.checks.push(Check {
+            name: "workers left and joined".to_owned(),
+            ok: changed.is_ok(),
+            detail,
+        });
+        Ok(outcome)
+    }
+
+    fn change_fleet(&mut self, beside: &HandStarted, load: &Client) -> Result<()> {
+        self.serve_some(load)?;
+        self.cluster.drain("decode-1")?;
+        self.serve_some(load)?;
+        self.cluster.attach(beside, "decode-2", 9104)?;
+        self.cluster.wait_until_worker_is_ready("decode-2")?;
+        self.serve_some(load)?;
+        self.cluster.terminate("decode-0")?;
+        self.serve_some(load)
+    }
+
+    fn serve_some(&mut self, load: &Client) -> Result<()> {
+        let target = load.done() + LOAD_BEFORE_CHANGE;
+        http::wait_for("the load goes on", LOAD_BOUND, || {
+            self.cluster.check_running()?;
+            Ok((load.done() >= target).then_some(()))
+        })
+    }
+
+    /// Every in-flight gauge goes back to 0.
+    fn in_flight(&self) -> Outcome {
+        let mut outcome = Outcome::default();
+        for (name, url) in self.cluster.baton_processes() {
+            let settled = http::wait_for(
+                &format!("in-flight gauges of {name} are 0"),
+                SETTLE_BOUND,
+                || {
+                    let total = in_flight_total(&http::get(&format!("{url}/metrics"), None)?)?;
+                    Ok((total == 0.0).then_some(()))
+                },
+            );
+            let detail = settled
+                .as_ref()
+                .err()
+                .map(|error| format!("{error:#}"))
+                .unwrap_or_default();
+            outcome.checks.push(Check {
+                name,
+                ok: settled.is_ok(),
+                detail,
+            });
+        }
+        outcome
+    }
+
+    /// Runs a step and keeps its result; an error means that going on is pointless.
+    fn step(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce(&mut Self) -> Result<Outcome>,
+    ) -> Result<()> {
+        let started = Instant::now();
+        let outcome = run(self);
+        self.report.add(name, started.elapsed(), outcome);
+        self.cluster
+            .check_running()
+            .with_context(|| format!("after the step {name:?}"))
+    }
+
+    fn client(&self, title: &str, name: &str, arguments: &[String]) -> Result<Outcome> {
+        client::run(
+            title,
+            &self.cluster.python(),
+            Some(&script(name)),
+            arguments,
+        )
+    }
+}
+
+/// What a router must not be able to make a sidecar do. Skipped while there is no such probe.
+fn tampered_tickets() -> Result<Outcome> {
+    let probe = workspace::release_binary(TICKET_PROBE);
+    if !probe.exists() {
+        return Ok(Outcome::default());
+    }
+    let arguments = [
+        "--prefill",
+        "http://127.0.0.1:9101",
+        "--decode",
+        "http://127.0.0.1:9102",
+        "--model",
+        MODEL,
+    ];
+    client::run(
+        "tampered tickets",
+        &probe,
+        None,
+        &arguments.map(str::to_owned),
+    )
+}
+
+fn router_arguments() -> Vec<String> {
+    ["--router", ROUTER, "--model", MODEL]
+        .map(str::to_owned)
+        .into()
+}
+
+fn reference_arguments() -> Vec<String> {
+    let mut arguments = router_arguments();
+    arguments.extend(["--aggregated".to_owned(), AGGREGATED.url()]);
+    arguments
+}
+
+fn script(name: &str) -> PathBuf {
+    vllm::recipe().join("e2e").join(name)
+}
+
+/// An empty folder for this run's logs.
+fn logs_directory(args: &E2eArgs) -> Result<PathBuf> {
+    let directory = match &args.keep_logs {
+        Some(directory) => directory.clone(),
+        None => workspace::target_dir().join("e2e/vllm"),
+    };
+    if args.keep_logs.is_none() && directory.exists() {
+        fs::remove_dir_all(&directory)
+            .with_context(|| format!("could not empty {}", directory.display()))?;
+    }
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("could not make {}", directory.display()))?;
+    Ok(directory)
+}
+
+/// Sum of all in-flight gauges on a page of metrics; a page without any is an error, not a 0.
+fn in_flight_total(metrics: &str) -> Result<f64> {
+    let mut values = Vec::new();
+    for line in metrics.lines() {
+        let family = line.split(['{', ' ']).next().unwrap_or_default();
+        if IN_FLIGHT_GAUGES.contains(&family) {
+            let value = line.rsplit(' ').next().unwrap_or_default();
+            values.push(
+                value
+                    .parse::<f64>()
+                    .with_context(|| format!("not a number: {line}"))?,
+            );
+        }
+    }
+    if values.is_empty() {
+        bail!("there is no in-flight gauge on the page");
+    }
+    Ok(values.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_flight_gauges_are_summed() {
+        let page = "# TYPE baton_in_flight gauge\nbaton_in_flight{leg=\"prefill\"} 2\n\
+                    baton_in_flight{leg=\"decode\"} 1\nbaton_requests_total 7\n";
+        assert_eq!(in_flight_total(page).ok(), Some(3.0));
+        assert!(
+            in_flight_total("baton_requests_total 7\n").is_err(),
+            "a renamed gauge must not pass for 0"
+        );
+    }
+}
