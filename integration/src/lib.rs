@@ -1,1 +1,26 @@
-//! (being written)
+//! Peers and faults: what Baton must survive, in one process and in seconds.
+//!
+//! [`fake_vllm`] is a small scripted engine: it speaks the wire of vLLM 0.32.0 as far as a sidecar uses it, derives its
+//! text from the KV it holds, so that wrong KV changes the text, and dies where the real one dies. [`fleet`] puts a router
+//! and sidecars, each on a runtime of its own, around such engines. [`client`] speaks HTTP byte by byte, for a client that
+//! behaves badly is made of bytes. [`direct`] speaks Baton's own protocol, for a peer that does.
+//!
+//! This crate must never be needed by another one. Its assertions are in the harness where they hold for every test:
+//! see [`fleet::Fleet::finish`].
+
+// A harness judges by panicking, and its tests read better for it.
+#![expect(
+    clippy::missing_panics_doc,
+    clippy::unwrap_used,
+    reason = "a harness that cannot go on fails the test"
+)]
+
+pub mod client;
+pub mod direct;
+pub mod fake_vllm;
+pub mod fleet;
+pub mod page;
+pub mod panics;
+pub mod ports;
+pub mod telemetry;
+pub mod wait;

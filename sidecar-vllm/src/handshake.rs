@@ -204,9 +204,9 @@ impl Geometry {
     }
 }
 
-/// The agent's name in a NIXL metadata blob: `nixlSerDes|Agent$`, its length as u64 little-endian, its text.
+/// The agent's name in a NIXL metadata blob: `nixlSerDes|Agent`, its length as u64 little-endian, its text.
 fn agent_name(blob: &[u8]) -> Option<&str> {
-    let rest = blob.strip_prefix(b"nixlSerDes|Agent$")?;
+    let rest = blob.strip_prefix(b"nixlSerDes|Agent")?;
     let (length, rest) = rest.split_first_chunk::<8>()?;
     let name = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
     std::str::from_utf8(name).ok()

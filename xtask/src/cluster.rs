@@ -208,18 +208,19 @@ impl Cluster {
 
     /// Waits until the router may send a worker requests.
     pub(crate) fn wait_until_worker_is_ready(&mut self, worker: &str) -> Result<()> {
-        self.wait_for_state(worker, |state| state == Some("ready"), FLEET_BOUND)
+        self.wait_for_state(worker, "ready", |state| state == Some("ready"), FLEET_BOUND)
     }
 
     /// Waits until the router's view of a worker is as wanted; `None`: it does not know that worker.
     fn wait_for_state(
         &mut self,
         worker: &str,
+        name: &str,
         wanted: impl Fn(Option<&str>) -> bool,
         bound: Duration,
     ) -> Result<()> {
         http::wait_for(
-            &format!("worker {worker} reaches the wanted state"),
+            &format!("the router has worker {worker} {name}"),
             bound,
             || {
                 self.check_running()?;
@@ -261,6 +262,7 @@ impl Cluster {
     fn wait_until_gone(&mut self, worker: &str, process: &Process) -> Result<()> {
         self.wait_for_state(
             worker,
+            "gone",
             |state| state.is_none_or(|state| state == "gone"),
             DRAIN_BOUND,
         )

@@ -53,8 +53,10 @@ fn run_inside(args: &E2eArgs) -> Result<()> {
         cluster: Cluster::new(vllm::installed()?, &logs),
         report: Report::default(),
     };
-    let outcome = run.all_steps();
-    if outcome.is_err() || !run.report.held() {
+    if let Err(error) = run.all_steps() {
+        run.report.add("the run itself", Duration::ZERO, Err(error));
+    }
+    if !run.report.held() {
         run.cluster
             .log_tails()
             .iter()
@@ -62,7 +64,6 @@ fn run_inside(args: &E2eArgs) -> Result<()> {
     }
     run.report.print();
     run.report.write(&logs.join("report.json"))?;
-    outcome?;
     ensure!(
         run.report.held(),
         "a check failed; logs are in {}",

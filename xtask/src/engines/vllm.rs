@@ -22,6 +22,7 @@ pub(crate) const MODEL: &str = "tiny";
 /// Booting four engines on two busy cores takes up to some minutes; longer is a hang.
 pub(crate) const BOOT_BOUND: Duration = Duration::from_mins(10);
 
+/// Flags of every engine. Without a tool parser a named `tool_choice` is refused.
 const SWITCHES: [&str; 6] = [
     "--enforce-eager",
     "--enable-prompt-tokens-details",
@@ -134,7 +135,6 @@ impl Installation {
                 .into_iter()
                 .flat_map(|(flag, value)| [flag.to_owned(), value]),
         );
-        // No compiler at run time; cached tokens in usage; tools without which a named tool_choice is refused.
         words.extend(SWITCHES.map(str::to_owned));
         if let Some(config) = kv_transfer_config {
             words.extend(["--kv-transfer-config".to_owned(), config.to_owned()]);
@@ -151,6 +151,8 @@ impl Installation {
             ("OMP_NUM_THREADS", "1".to_owned()),
             ("VLLM_HOST_IP", "127.0.0.1".to_owned()),
             ("VLLM_NO_USAGE_STATS", "1".to_owned()),
+            // `--enforce-eager` leaves some of the sampler to a compiler: most of a minute at the first logprobs.
+            ("TORCH_COMPILE_DISABLE", "1".to_owned()),
             ("HF_HUB_OFFLINE", "1".to_owned()),
             ("TRANSFORMERS_OFFLINE", "1".to_owned()),
             // Cache resets, between two runs that must do the same work.

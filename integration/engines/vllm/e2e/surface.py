@@ -18,6 +18,7 @@ WEATHER_TOOL = {
     "function": {
         "name": "get_weather",
         "description": "The weather in a city",
+        "strict": True,
         "parameters": {
             "type": "object",
             # Only choices: a random model would never close a string.
@@ -131,7 +132,7 @@ def seed(side: Surface, text: str):
 
 def named_tool_choice(side: Surface, text: str):
     choice = {"type": "function", "function": {"name": "get_weather"}}
-    response = side.chat(text, tools=[WEATHER_TOOL], tool_choice=choice, max_tokens=200)
+    response = side.chat(text, tools=[WEATHER_TOOL], tool_choice=choice, max_tokens=400)
     calls = response.choices[0].message.tool_calls
     assert calls and calls[0].function.name == "get_weather", "no call of the named tool"
     return [(call.type, call.function.name, call.function.arguments) for call in calls], usage_of(response.usage)
@@ -139,7 +140,7 @@ def named_tool_choice(side: Surface, text: str):
 
 def named_tool_choice_stream(side: Surface, text: str):
     choice = {"type": "function", "function": {"name": "get_weather"}}
-    chunks = side.chat(text, tools=[WEATHER_TOOL], tool_choice=choice, max_tokens=200, stream=True)
+    chunks = side.chat(text, tools=[WEATHER_TOOL], tool_choice=choice, max_tokens=400, stream=True)
     calls = [call for chunk in chunks for c in chunk.choices for call in c.delta.tool_calls or []]
     names = [call.function.name for call in calls if call.function.name]
     assert names == ["get_weather"], f"named {names}"
@@ -159,7 +160,7 @@ def tool_conversation(side: Surface, text: str):
 
 def json_schema(side: Surface, text: str):
     schema = {"name": "weather", "schema": WEATHER_TOOL["function"]["parameters"]}
-    return chat_choices(side.chat(text, response_format={"type": "json_schema", "json_schema": schema}, max_tokens=200))
+    return chat_choices(side.chat(text, response_format={"type": "json_schema", "json_schema": schema}, max_tokens=400))
 
 
 def one_token(side: Surface, text: str):

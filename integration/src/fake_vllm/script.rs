@@ -1,0 +1,224 @@
+//! What goes wrong, and when.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::wait::bounded;
+
+/// Which leg a request is, by its `kv_transfer_params`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leg {
+    /// It asks for KV to be held.
+    Prefill,
+    /// It brings KV.
+    Decode,
+    /// Neither.
+    Local,
+}
+
+type Change = Arc<dyn Fn(&mut Value) + Send + Sync>;
+
+/// What goes wrong with one request.
+#[derive(Clone)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// It is taken and never answered.
+    Hang,
+    /// The connection is reset instead of an answer.
+    Reset,
+    /// The engine dies instead of answering.
+    Die,
+    /// Another status, with this body.
+    Status(u16, String),
+    /// A 200 with no body at all.
+    EmptyOk,
+    /// A 200 with this body instead of the answer.
+    BodyOk(String),
+    /// Bytes that are no HTTP.
+    Garbage,
+    /// The head and half of the body of the right answer, then a clean close.
+    Truncated,
+    /// The head and half of the body, then the engine dies.
+    DieInBody,
+    /// The head and half of the body, then nothing.
+    StallInBody,
+    /// The right answer, then the engine dies.
+    DieAfter,
+    /// After this many tokens: an error inside the stream, and perhaps a `[DONE]` behind it.
+    InBand {
+        /// Tokens before it.
+        after: usize,
+        /// Whether `[DONE]` follows.
+        done: bool,
+    },
+    /// The stream breaks in the middle of the event after this many tokens.
+    CutInEvent(usize),
+    /// The stream ends cleanly after this many tokens, without its end.
+    EndEarly(usize),
+    /// The stream goes silent after this many tokens.
+    Stall(usize),
+    /// The connection is reset after this many tokens.
+    ResetAfter(usize),
+    /// The engine dies after this many tokens.
+    DieAfterTokens(usize),
+    /// The prefill's `kv_transfer_params` are changed.
+    Params(Change),
+    /// The whole unary answer is changed.
+    Answer(Change),
+    /// The request ends by itself with this finish reason.
+    Finish(&'static str),
+}
+
+impl Fault {
+    /// The prefill's `kv_transfer_params` are changed.
+    pub fn params(change: impl Fn(&mut Value) + Send + Sync + 'static) -> Self {
+        Self::Params(Arc::new(change))
+    }
+
+    /// The whole unary answer is changed.
+    pub fn answer(change: impl Fn(&mut Value) + Send + Sync + 'static) -> Self {
+        Self::Answer(Arc::new(change))
+    }
+}
+
+impl fmt::Debug for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Hang => "Hang",
+            Self::Reset => "Reset",
+            Self::Die => "Die",
+            Self::Status(..) => "Status",
+            Self::EmptyOk => "EmptyOk",
+            Self::BodyOk(_) => "BodyOk",
+            Self::Garbage => "Garbage",
+            Self::Truncated => "Truncated",
+            Self::DieInBody => "DieInBody",
+            Self::StallInBody => "StallInBody",
+            Self::DieAfter => "DieAfter",
+            Self::InBand { .. } => "InBand",
+            Self::CutInEvent(_) => "CutInEvent",
+            Self::EndEarly(_) => "EndEarly",
+            Self::Stall(_) => "Stall",
+            Self::ResetAfter(_) => "ResetAfter",
+            Self::DieAfterTokens(_) => "DieAfterTokens",
+            Self::Params(_) => "Params",
+            Self::Answer(_) => "Answer",
+            Self::Finish(_) => "Finish",
+        })
+    }
+}
+
+/// A place where a request waits until the test lets it go on.
+#[derive(Debug, Clone)]
+pub struct Gate {
+    reached: watch::Sender<usize>,
+    open: watch::Sender<bool>,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self {
+            reached: watch::Sender::new(0),
+            open: watch::Sender::new(false),
+        }
+    }
+}
+
+impl Gate {
+    /// A closed gate.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Waits until this many requests have come to it.
+    pub async fn reached(&self, count: usize) {
+        let mut reached = self.reached.subscribe();
+        let wait = reached.wait_for(|reached| *reached >= count);
+        bounded("a request at the gate", wait)
+            .await
+            .expect("the gate lives");
+    }
+
+    /// Lets all go on.
+    pub fn open(&self) {
+        self.open.send_replace(true);
+    }
+
+    pub(super) async fn pass(&self) {
+        self.reached.send_modify(|reached| *reached += 1);
+        let mut open = self.open.subscribe();
+        let _ = open.wait_for(|open| *open).await;
+    }
+}
+
+/// What happens to the next requests of a kind.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    pub(super) leg: Option<Leg>,
+    pub(super) times: usize,
+    pub(super) before: Option<Gate>,
+    pub(super) after_tokens: Option<(usize, Gate)>,
+    pub(super) fault: Fault,
+}
+
+impl Rule {
+    /// For requests of this leg, once.
+    pub fn on(leg: Leg) -> Self {
+        Self {
+            leg: Some(leg),
+            ..Self::any()
+        }
+    }
+
+    /// For requests of any leg, once.
+    pub fn any() -> Self {
+        Self {
+            leg: None,
+            times: 1,
+            before: None,
+            after_tokens: None,
+            fault: Fault::None,
+        }
+    }
+
+    /// So many times.
+    #[must_use]
+    pub fn times(self, times: usize) -> Self {
+        Self { times, ..self }
+    }
+
+    /// Every time.
+    #[must_use]
+    pub fn always(self) -> Self {
+        self.times(usize::MAX)
+    }
+
+    /// It waits at this gate before the engine works on it.
+    #[must_use]
+    pub fn gate(self, gate: &Gate) -> Self {
+        Self {
+            before: Some(gate.clone()),
+            ..self
+        }
+    }
+
+    /// Its stream waits at this gate after this many tokens.
+    #[must_use]
+    pub fn gate_after(self, tokens: usize, gate: &Gate) -> Self {
+        Self {
+            after_tokens: Some((tokens, gate.clone())),
+            ..self
+        }
+    }
+
+    /// This goes wrong.
+    #[must_use]
+    pub fn fault(self, fault: Fault) -> Self {
+        Self { fault, ..self }
+    }
+}

@@ -1,0 +1,1 @@
+//! The inventory of metrics, written from the registries themselves.

@@ -1,0 +1,2 @@
+//! Exit codes (being written).
+fn main() {}
