@@ -52,8 +52,10 @@ pub fn parse<A: Parser>(command_line: impl IntoIterator<Item = OsString>) -> Res
     if let Some(file) = config_file(&command_line) {
         command = with_defaults_from(command, &file)?;
     }
-    let matches = command.try_get_matches_from(command_line).map_err(stop)?;
-    A::from_arg_matches(&matches).map_err(stop)
+    let matches = command
+        .try_get_matches_from(command_line)
+        .map_err(|error| stop(&error))?;
+    A::from_arg_matches(&matches).map_err(|error| stop(&error))
 }
 
 /// The file must be known before the flags are parsed, since it provides their defaults.
@@ -123,7 +125,7 @@ fn defaults(value: &toml::Value) -> Option<Vec<String>> {
     }
 }
 
-fn stop(error: clap::Error) -> Stop {
+fn stop(error: &clap::Error) -> Stop {
     if error.use_stderr() {
         let text = error.to_string();
         let first = text.split("\n\n").next().unwrap_or_default();

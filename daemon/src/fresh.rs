@@ -11,6 +11,10 @@ pub fn hex_id() -> String {
 }
 
 /// This life of the process.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "an epoch must grow across restarts, which only the wall clock does"
+)]
 pub fn epoch() -> Epoch {
     let since_1970 = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -30,7 +30,11 @@ pub fn stop_token() -> std::io::Result<CancellationToken> {
     Ok(token)
 }
 
-#[expect(clippy::exit, reason = "the operator asked twice")]
+#[expect(
+    clippy::exit,
+    clippy::disallowed_methods,
+    reason = "the operator asked twice"
+)]
 fn exit_now(code: i32) -> ! {
     std::process::exit(code)
 }

@@ -21,6 +21,11 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Reads an answer from all the bytes of a connection.
+    pub fn parse(bytes: &[u8]) -> Self {
+        parse(bytes, true).unwrap_or_else(|| panic!("no answer: {bytes:?}"))
+    }
+
     /// First header of this name, in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known == name);
@@ -175,6 +180,14 @@ impl Exchange {
             self.read_more("the rest of an answer").await;
         }
         parse(&self.received, true).unwrap_or_else(|| panic!("no answer: {:?}", self.so_far()))
+    }
+
+    /// All that comes until the peer closes, whatever it is.
+    pub async fn finish_text(mut self) -> String {
+        while !self.ended {
+            self.read_more("the peer to close").await;
+        }
+        String::from_utf8_lossy(&self.received).into_owned()
     }
 
     /// Whether the peer has closed without a word.

@@ -108,6 +108,7 @@ pub struct Seen {
     /// Body, byte for byte.
     pub body: String,
     fate: Arc<Mutex<Fate>>,
+    sent: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Seen {
@@ -125,6 +126,16 @@ impl Seen {
     /// What became of it.
     pub fn fate(&self) -> Fate {
         *self.fate.lock().unwrap()
+    }
+
+    /// All bytes that were sent in answer, head and framing included.
+    pub fn sent(&self) -> Vec<u8> {
+        self.sent.lock().unwrap().clone()
+    }
+
+    /// The answer as it was sent.
+    pub fn answer(&self) -> crate::client::Answer {
+        crate::client::Answer::parse(&self.sent())
     }
 
     fn ended(&self, fate: Fate) {

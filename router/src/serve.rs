@@ -189,8 +189,9 @@ impl Recovery {
     fn after(&mut self, plan: &Plan, error: Error, worker: WorkerId) -> Result<Duration, Error> {
         let attempts = match error.retry {
             Retry::Safe => &mut self.unseen,
-            Retry::AfterCancel => &mut self.seen,
-            Retry::No | Retry::Unknown => return Err(error),
+            // A verdict of a newer peer is read as the cautious one.
+            Retry::AfterCancel | Retry::Unknown => &mut self.seen,
+            Retry::No => return Err(error),
         };
         *attempts += 1;
         let attempt = *attempts;

@@ -107,6 +107,14 @@ fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
+fn is_base_url(url: &str) -> bool {
+    url.parse::<http::Uri>().is_ok_and(|uri| {
+        uri.scheme_str() == Some("http")
+            && uri.authority().is_some()
+            && matches!(uri.path(), "" | "/")
+    })
+}
+
 impl CoreArgs {
     /// The fleet's secret, or why there is none.
     pub fn fleet_token(&self) -> Result<FleetToken, Exit> {
@@ -118,6 +126,24 @@ impl CoreArgs {
         self.advertise
             .clone()
             .unwrap_or_else(|| format!("http://{}", self.listen))
+    }
+
+    /// What cannot work, found before anything is started.
+    pub fn check(&self) -> Result<(), Exit> {
+        if self.listen.ip().is_unspecified() && self.advertise.is_none() && !self.router.is_empty()
+        {
+            let listen = self.listen;
+            return Err(Exit::usage(format!(
+                "routers cannot reach {listen}: say with --advertise http://HOST:PORT where they can"
+            )));
+        }
+        let urls = self.router.iter().chain(&self.advertise);
+        let bad = urls.into_iter().find(|url| !is_base_url(url));
+        bad.map_or(Ok(()), |url| {
+            Err(Exit::usage(format!(
+                "{url:?} must look like http://10.0.0.1:8000"
+            )))
+        })
     }
 
     /// Labels by name.

@@ -25,6 +25,7 @@ pub async fn run<E: Engine>(
     launch: Option<Launch>,
     stop: CancellationToken,
 ) -> Result<(), Exit> {
+    args.check()?;
     let token = args.fleet_token()?;
     let metrics = Metrics::default();
     let mut registry = Registry::default();

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_daemon::http::{self as daemon_http, Body, Handler, method_not_allowed, read_limited};
+use baton_daemon::http::{
+    self as daemon_http, BadBody, Body, Handler, method_not_allowed, read_limited,
+};
 use baton_daemon::metrics::Registry;
 use baton_proto::call::{Claim, path};
 use baton_proto::watch::SidecarState;
@@ -129,7 +131,7 @@ impl<E: Engine> Surface<E> {
             "claim" => {
                 let body = read_limited(request.into_body(), 4096, CONFIRM_TIME)
                     .await
-                    .map_err(|bad| bad.into_request_error())?;
+                    .map_err(BadBody::into_request_error)?;
                 let claim: Claim =
                     frame::from_bytes(&body).map_err(|bad| bad_call(&bad.to_string()))?;
                 let ticket = ledger.claim(&id, claim.decode)?;

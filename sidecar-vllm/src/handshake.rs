@@ -52,7 +52,8 @@ struct Payload {
 #[derive(Deserialize)]
 struct AgentMetadata {
     engine_id: String,
-    agent_metadata: ByteBuf,
+    #[serde(rename = "agent_metadata")]
+    nixl_blob: ByteBuf,
     num_blocks: u64,
     block_lens: Vec<u64>,
     kv_cache_layout: String,
@@ -80,7 +81,7 @@ impl Handshake {
             .map_err(|error| format!("the handshake is strange: {error}"))?;
         let metadata: AgentMetadata = rmp_serde::from_slice(&payload.agent_metadata_bytes)
             .map_err(|error| format!("the handshake's agent metadata are strange: {error}"))?;
-        let incarnation = agent_name(&metadata.agent_metadata)
+        let incarnation = agent_name(&metadata.nixl_blob)
             .and_then(|name| name.parse().ok())
             .ok_or_else(|| "the handshake's NIXL blob has no agent name".to_owned())?;
         let regions = metadata.block_lens.len();

@@ -1,5 +1,10 @@
 //! The dialect against what a real vLLM 0.32.0 answered (`integration/recordings/vllm`).
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a recording that cannot be read fails the test"
+)]
+
 use std::time::Duration;
 
 use baton_daemon::http::sse;
@@ -22,6 +27,9 @@ struct Stream {
     name: String,
     stream: String,
 }
+
+/// What is done to `kv_transfer_params`, and its name.
+type Alteration = (&'static str, fn(&mut serde_json::Value));
 
 /// The engine id in the recorded legs.
 const ENGINE: &str = "prefill-1796011785";
@@ -142,40 +150,39 @@ fn altered_transfer_params_never_become_a_ticket() {
         .find(|leg| leg.name == "c3_plain_1_prefill")
         .unwrap();
     assert!(matches!(read(&plain), Ok(Prefilled::Handoff { .. })));
-    type Alteration = (&'static str, fn(&mut serde_json::Value));
     let alterations: [Alteration; 14] = [
         ("no ids", |params| {
-            params["remote_block_ids"] = serde_json::json!([])
+            params["remote_block_ids"] = serde_json::json!([]);
         }),
         ("too few ids", |params| {
-            params["remote_block_ids"] = serde_json::json!([[1, 2, 3, 4]])
+            params["remote_block_ids"] = serde_json::json!([[1, 2, 3, 4]]);
         }),
         ("ids that are not there", |params| {
-            params["remote_block_ids"] = serde_json::json!([[1, 2, 3, 4, 1024]])
+            params["remote_block_ids"] = serde_json::json!([[1, 2, 3, 4, 1024]]);
         }),
         ("ids of another type", |params| {
-            params["remote_block_ids"] = serde_json::json!([["a"]])
+            params["remote_block_ids"] = serde_json::json!([["a"]]);
         }),
         ("no request id", |params| {
             drop(params.as_object_mut().unwrap().remove("remote_request_id"))
         }),
         ("an empty request id", |params| {
-            params["remote_request_id"] = "".into()
+            params["remote_request_id"] = "".into();
         }),
         ("no host", |params| {
-            params["remote_host"] = serde_json::Value::Null
+            params["remote_host"] = serde_json::Value::Null;
         }),
         ("port 0", |params| params["remote_port"] = 0.into()),
         ("another engine", |params| {
-            params["remote_engine_id"] = "other".into()
+            params["remote_engine_id"] = "other".into();
         }),
         ("another length", |params| {
-            params["remote_num_tokens"] = 100.into()
+            params["remote_num_tokens"] = 100.into();
         }),
         ("no tokens", |params| params["remote_num_tokens"] = 0.into()),
         ("push", |params| params["transfer_mode"] = "push".into()),
         ("the wrong direction", |params| {
-            params["do_remote_decode"] = true.into()
+            params["do_remote_decode"] = true.into();
         }),
         ("no tp_size: no heartbeats", |params| {
             drop(params.as_object_mut().unwrap().remove("tp_size"))

@@ -1,5 +1,4 @@
-//! Runs one of the Python clients in `integration/engines/*/e2e`, or another program that reports as they do, and reads
-//! the events that it prints.
+//! Runs one of the Python clients in `integration/engines/*/e2e` and reads the events that it prints.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -7,11 +6,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use crate::http::wait_for;
 use crate::progress::Progress;
+
+/// A client bounds each of its requests; this is for one that is stuck in another way.
+const CLIENT_BOUND: Duration = Duration::from_mins(20);
 
 /// One line that a client prints.
 #[derive(Deserialize)]
@@ -75,15 +79,15 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts `program`, or `script` in it, with a title for its progress.
+    /// Starts `script` with a title for its progress.
     pub(crate) fn start(
         title: &str,
-        program: &Path,
-        script: Option<&Path>,
+        python: &Path,
+        script: &Path,
         arguments: &[String],
     ) -> Result<Self> {
-        let mut child = Command::new(program)
-            .args(script)
+        let mut child = Command::new(python)
+            .arg(script)
             .args(arguments)
             // No proxy of the environment is reachable from here, and no bytecode belongs in the source tree.
             .env("NO_PROXY", "127.0.0.1")
@@ -92,7 +96,7 @@ impl Client {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("could not start {}", script.unwrap_or(program).display()))?;
+            .with_context(|| format!("could not start {}", script.display()))?;
         let output = child.stdout.take().context("the client has no output")?;
         let mut error_output = child
             .stderr
@@ -125,6 +129,13 @@ impl Client {
     /// Closes its input, which ends a client that runs until then, and waits for it.
     pub(crate) fn finish(mut self) -> Result<Outcome> {
         drop(self.child.stdin.take());
+        let ended = wait_for("a client ends", CLIENT_BOUND, || {
+            Ok(self.reader.is_finished().then_some(()))
+        });
+        if ended.is_err() {
+            self.child.kill()?;
+        }
+        ended?;
         let outcome = self
             .reader
             .join()
@@ -145,11 +156,11 @@ impl Client {
 /// Runs a client to its end.
 pub(crate) fn run(
     title: &str,
-    program: &Path,
-    script: Option<&Path>,
+    python: &Path,
+    script: &Path,
     arguments: &[String],
 ) -> Result<Outcome> {
-    Client::start(title, program, script, arguments)?.finish()
+    Client::start(title, python, script, arguments)?.finish()
 }
 
 fn read_events(lines: impl BufRead, mut progress: Progress, done: &AtomicU64) -> Result<Outcome> {

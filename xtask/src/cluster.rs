@@ -280,6 +280,27 @@ impl Cluster {
             .remove(position.with_context(|| format!("no worker {worker} runs"))?))
     }
 
+    /// Base URL of a worker's sidecar.
+    pub(crate) fn sidecar_url(&self, worker: &str) -> Result<String> {
+        let found = self
+            .sidecars
+            .iter()
+            .find(|(sidecar, _)| sidecar.worker == worker);
+        found
+            .map(|(sidecar, _)| sidecar.url())
+            .with_context(|| format!("no worker {worker} runs"))
+    }
+
+    /// Runs a program that knows the fleet's secret to its successful end; what it printed.
+    pub(crate) fn run_beside(
+        &self,
+        name: &str,
+        command: &mut Command,
+        bound: Duration,
+    ) -> Result<String> {
+        Process::start(name, command.env("BATON_TOKEN", TOKEN), &self.logs)?.finish(bound)
+    }
+
     /// Base URLs of the router and of every sidecar, with their names.
     pub(crate) fn baton_processes(&self) -> Vec<(String, String)> {
         let sidecars = self

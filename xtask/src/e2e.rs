@@ -5,7 +5,8 @@
 //! since one run takes minutes.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,7 +22,7 @@ const REQUESTS: u32 = 300;
 const SMOKE_REQUESTS: u32 = 48;
 
 /// Gauges of the router and the sidecars that must be 0 when no request runs.
-const IN_FLIGHT_GAUGES: [&str; 1] = ["baton_in_flight"];
+const IN_FLIGHT_GAUGES: [&str; 2] = ["baton_router_in_flight", "baton_sidecar_in_flight"];
 
 /// A request whose client has left is cleaned up within this.
 const SETTLE_BOUND: Duration = Duration::from_secs(20);
@@ -32,6 +33,7 @@ const LOAD_BOUND: Duration = Duration::from_mins(2);
 
 /// Sends tampered tickets to sidecars; a part of the integration crate.
 const TICKET_PROBE: &str = "baton-ticket-probe";
+const PROBE_BOUND: Duration = Duration::from_mins(3);
 
 /// Runs the whole proof, or its short cut.
 pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
@@ -89,7 +91,7 @@ impl Run<'_> {
             run.client("OpenAI surface", "surface.py", &reference_arguments())
         })?;
         self.step("equality", Self::equality)?;
-        self.step("tampered tickets", |_| tampered_tickets())?;
+        self.step("tampered tickets", Self::tampered_tickets)?;
         self.step("refusals", Self::refusals)?;
         if let Some(beside) = beside {
             self.step("workers come and go", |run| run.churn(&beside))?;
@@ -159,6 +161,30 @@ impl Run<'_> {
         self.client("refusals", "refusals.py", &arguments)
     }
 
+    /// What nobody must be able to make a sidecar do. Skipped while there is no such probe.
+    fn tampered_tickets(&mut self) -> Result<Outcome> {
+        let mut probe = Command::new(workspace::release_binary(TICKET_PROBE));
+        if !Path::new(probe.get_program()).exists() {
+            return Ok(Outcome::default());
+        }
+        probe.args(["--prefill", &self.cluster.sidecar_url("prefill-0")?]);
+        probe.args(["--decode", &self.cluster.sidecar_url("decode-0")?]);
+        probe.args(["--model", MODEL]);
+        // Each line that it prints is something that held; what does not hold ends it.
+        let printed = self
+            .cluster
+            .run_beside("ticket-probe", &mut probe, PROBE_BOUND)?;
+        let held = |line: &str| Check {
+            name: line.to_owned(),
+            ok: true,
+            detail: String::new(),
+        };
+        Ok(Outcome {
+            checks: printed.lines().map(held).collect(),
+            ..Outcome::default()
+        })
+    }
+
     /// Under load: one decode worker is drained, its engine joins again under another name, the other decode worker ends.
     fn churn(&mut self, beside: &HandStarted) -> Result<Outcome> {
         let mut arguments = router_arguments();
@@ -173,7 +199,7 @@ impl Run<'_> {
         let load = Client::start(
             "load while workers come and go",
             &self.cluster.python(),
-            Some(&script),
+            &script,
             &arguments,
         )?;
         let changed = self.change_fleet(beside, &load);
@@ -252,35 +278,8 @@ impl Run<'_> {
     }
 
     fn client(&self, title: &str, name: &str, arguments: &[String]) -> Result<Outcome> {
-        client::run(
-            title,
-            &self.cluster.python(),
-            Some(&script(name)),
-            arguments,
-        )
+        client::run(title, &self.cluster.python(), &script(name), arguments)
     }
-}
-
-/// What a router must not be able to make a sidecar do. Skipped while there is no such probe.
-fn tampered_tickets() -> Result<Outcome> {
-    let probe = workspace::release_binary(TICKET_PROBE);
-    if !probe.exists() {
-        return Ok(Outcome::default());
-    }
-    let arguments = [
-        "--prefill",
-        "http://127.0.0.1:9101",
-        "--decode",
-        "http://127.0.0.1:9102",
-        "--model",
-        MODEL,
-    ];
-    client::run(
-        "tampered tickets",
-        &probe,
-        None,
-        &arguments.map(str::to_owned),
-    )
 }
 
 fn router_arguments() -> Vec<String> {
@@ -340,8 +339,8 @@ mod tests {
 
     #[test]
     fn in_flight_gauges_are_summed() {
-        let page = "# TYPE baton_in_flight gauge\nbaton_in_flight{leg=\"prefill\"} 2\n\
-                    baton_in_flight{leg=\"decode\"} 1\nbaton_requests_total 7\n";
+        let page = "# TYPE baton_sidecar_in_flight gauge\nbaton_sidecar_in_flight{leg=\"prefill\"} 2\n\
+                    baton_sidecar_in_flight{leg=\"decode\"} 1\nbaton_requests_total 7\n";
         assert_eq!(in_flight_total(page).ok(), Some(3.0));
         assert!(
             in_flight_total("baton_requests_total 7\n").is_err(),

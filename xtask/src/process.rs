@@ -1,13 +1,13 @@
 //! Processes of a run: each in a process group of its own, its output in a file, killed when its guard is dropped.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
@@ -60,6 +60,21 @@ impl Process {
         wait_for(&format!("{} ends after SIGTERM", self.name), bound, || {
             Ok(self.child.try_wait()?)
         })
+    }
+
+    /// Waits for its successful end; what it printed.
+    pub(crate) fn finish(mut self, bound: Duration) -> Result<String> {
+        let status = wait_for(&format!("{} ends", self.name), bound, || {
+            Ok(self.child.try_wait()?)
+        })?;
+        ensure!(
+            status.success(),
+            "{} failed ({status}):\n{}",
+            self.name,
+            self.log_tail()
+        );
+        fs::read_to_string(&self.log)
+            .with_context(|| format!("could not read {}", self.log.display()))
     }
 
     /// The last lines that it printed.

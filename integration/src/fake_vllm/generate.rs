@@ -29,6 +29,7 @@ pub(super) fn note(engine: &FakeVllm, request: &Request) -> Seen {
         headers: request.headers.clone(),
         body,
         fate: Arc::new(std::sync::Mutex::new(Fate::Running)),
+        sent: Arc::default(),
     };
     engine.inner.seen.lock().unwrap().push(seen.clone());
     seen
@@ -52,6 +53,7 @@ pub(super) async fn generate(
     request: &Request,
 ) -> After {
     let seen = note(engine, request);
+    connection.record(&seen.sent);
     let rule = engine.rule_for(seen.leg).unwrap_or_else(Rule::any);
     life.running.fetch_add(1, Ordering::Relaxed);
     let working = Working(life, seen.clone());

@@ -1,6 +1,6 @@
 //! The fake's HTTP/1.1 server, written on the socket itself: a server that misbehaves is made of bytes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -21,6 +21,7 @@ pub(super) struct Request {
 pub(super) struct Connection {
     stream: TcpStream,
     ahead: Vec<u8>,
+    sent: Arc<Mutex<Vec<u8>>>,
 }
 
 /// Whether a connection goes on.
@@ -47,6 +48,7 @@ pub(super) async fn serve(engine: FakeVllm, life: Arc<Life>, listener: TcpListen
             let mut connection = Connection {
                 stream,
                 ahead: Vec::new(),
+                sent: Arc::default(),
             };
             let after = tokio::select! {
                 () = life.dead.cancelled() => After::Reset,
@@ -62,6 +64,7 @@ pub(super) async fn serve(engine: FakeVllm, life: Arc<Life>, listener: TcpListen
 impl Connection {
     async fn serve(&mut self, engine: &FakeVllm, life: &Arc<Life>) -> After {
         loop {
+            self.sent = Arc::default();
             let Some(request) = self.read().await else {
                 return After::Close;
             };
@@ -167,7 +170,13 @@ impl Connection {
 
     /// Writes bytes; whether somebody still takes them.
     pub(super) async fn write(&mut self, bytes: &[u8]) -> bool {
+        self.sent.lock().unwrap().extend_from_slice(bytes);
         self.stream.write_all(bytes).await.is_ok()
+    }
+
+    /// What is sent from now on belongs to this request.
+    pub(super) fn record(&mut self, sent: &Arc<Mutex<Vec<u8>>>) {
+        self.sent = Arc::clone(sent);
     }
 
     /// Resolves when the peer has gone.

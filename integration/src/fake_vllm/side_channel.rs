@@ -59,7 +59,7 @@ struct AgentMetadata<'a> {
 
 /// First frame of the reply, shaped as in the recorded handshake.
 pub fn handshake(config: &Config, life: &Life) -> Vec<u8> {
-    let mut blob = b"nixlSerDes|Agent$".to_vec();
+    let mut blob = b"nixlSerDes|Agent".to_vec();
     blob.extend_from_slice(&(life.agent.len() as u64).to_le_bytes());
     blob.extend_from_slice(life.agent.as_bytes());
     blob.extend_from_slice(b"|Conns\x08\0\0\0\0\0\0\0");

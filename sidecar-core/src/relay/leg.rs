@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_daemon::http::{Body, read_limited};
+use baton_daemon::http::{BadBody, Body, read_limited};
 use baton_daemon::trace::TraceContext;
 use baton_proto::call::{DecodeCall, GenerateCall, PrefillCall};
 use baton_proto::frame::Envelope;
@@ -85,7 +85,7 @@ impl<C: Call> Arrived<C> {
         let limit = max_body + baton_proto::frame::MAX_FRAME;
         let bytes = read_limited(request.into_body(), limit, CALL_TIME)
             .await
-            .map_err(|bad| bad.into_request_error())?;
+            .map_err(BadBody::into_request_error)?;
         let envelope: Envelope<C> = Envelope::decode(bytes).map_err(|bad| {
             Error::new(
                 ErrorKind::Protocol,

@@ -30,6 +30,9 @@ use crate::ledger::OpenLeg;
 /// Largest answer to a prefill. It may echo the prompt and its token ids.
 const MAX_ANSWER: usize = 64 << 20;
 
+/// Largest judgement of an engine on a request that is passed on; it must fit a frame.
+const MAX_JUDGEMENT: usize = 1 << 20;
+
 /// Longest time for the rest of an answer once it has begun: a prefill's answer is written in one go.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
 
@@ -172,7 +175,7 @@ impl<E: Engine> Running<E> {
             .map_err(|bad| self.unreadable(&bad))?;
         match head.status.as_u16() {
             200 => self.book(open, &bytes),
-            status @ 400..500 => {
+            status @ 400..500 if bytes.len() <= MAX_JUDGEMENT => {
                 let message = baton_proto::error::openai_message(&bytes)
                     .unwrap_or_else(|| "no reason given".to_owned());
                 let error = Error::new(

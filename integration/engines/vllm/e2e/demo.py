@@ -13,7 +13,7 @@ import time
 from common import EXPLAIN, PLAN_HEADER, error_text, openai_client
 from workload import random_text
 
-# Words of prompt: below and above what is worth moving, so that the router has something to decide.
+# From less than one block of KV to many.
 PROMPT_TOKENS = [8, 40, 120, 300, 600, 900]
 OUTPUT_TOKENS = 24
 

@@ -92,20 +92,34 @@ def usage_in_stream(side: Surface, text: str):
     return usage_of(chunks[-1].usage)
 
 
-def continuous_usage(side: Surface, text: str):
+def usage_in_every_chunk(side: Surface, text: str):
+    """How many tokens share a chunk is a matter of time; that none is lost is not."""
     options = {"include_usage": True, "continuous_usage_stats": True}
-    return [usage_of(chunk.usage) for chunk in side.complete(text, stream=True, stream_options=options)]
+    chunks = list(side.complete(text, stream=True, stream_options=options))
+    completion_tokens = [chunk.usage.completion_tokens for chunk in chunks]
+    assert completion_tokens == sorted(completion_tokens), f"usage goes back: {completion_tokens}"
+    return usage_of(chunks[-1].usage)
+
+
+def middle_of(text: str) -> str:
+    """Characters in which to stop: not before the middle, so that prefill's own token cannot end the request."""
+    middle = len(text) // 2
+    return next(text[at : at + 3] for at in range(middle, len(text) - 2) if text.index(text[at : at + 3]) >= middle)
 
 
 def stop_string(side: Surface, text: str):
     """Stops in the middle of what it would otherwise say."""
-    whole = side.complete(text, max_tokens=24).choices[0].text
-    stop = whole[len(whole) // 2 :][:2]
+    stop = middle_of(side.complete(text, max_tokens=24).choices[0].text)
     response = side.complete(text, max_tokens=24, stop=[stop])
     assert response.choices[0].finish_reason == "stop", f"did not stop at {stop!r}"
-    streamed = list(side.chat(text, max_tokens=24, stop=["e", "a", "o"], stream=True))
-    content = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
-    return completion_choices(response), content, streamed[-1].choices[0].finish_reason
+    return completion_choices(response), usage_of(response.usage)
+
+
+def stop_string_stream(side: Surface, text: str):
+    stop = middle_of(side.chat(text, max_tokens=24).choices[0].message.content)
+    chunks = list(side.chat(text, max_tokens=24, stop=[stop], stream=True))
+    assert chunks[-1].choices[0].finish_reason == "stop", f"did not stop at {stop!r}"
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def stop_at_first_token(side: Surface, text: str):
@@ -216,8 +230,9 @@ CHECKS = [
     ("completion", completion, "split"),
     ("completion, streamed", completion_stream, "split"),
     ("usage in streams", usage_in_stream, "split"),
-    ("usage in every chunk", continuous_usage, "split"),
+    ("usage in every chunk", usage_in_every_chunk, "split"),
     ("stop strings", stop_string, "split"),
+    ("stop strings, streamed", stop_string_stream, "split"),
     ("prefill ends by end-of-sequence", stop_at_first_token, None),
     ("logprobs of completions", completion_logprobs, "split"),
     ("logprobs of chats", chat_logprobs, "split"),
