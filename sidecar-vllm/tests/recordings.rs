@@ -164,7 +164,7 @@ fn altered_transfer_params_never_become_a_ticket() {
             params["remote_block_ids"] = serde_json::json!([["a"]]);
         }),
         ("no request id", |params| {
-            drop(params.as_object_mut().unwrap().remove("remote_request_id"))
+            drop(params.as_object_mut().unwrap().remove("remote_request_id"));
         }),
         ("an empty request id", |params| {
             params["remote_request_id"] = "".into();
@@ -185,7 +185,7 @@ fn altered_transfer_params_never_become_a_ticket() {
             params["do_remote_decode"] = true.into();
         }),
         ("no tp_size: no heartbeats", |params| {
-            drop(params.as_object_mut().unwrap().remove("tp_size"))
+            drop(params.as_object_mut().unwrap().remove("tp_size"));
         }),
     ];
     for (name, alter) in alterations {

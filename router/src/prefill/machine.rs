@@ -226,7 +226,7 @@ mod tests {
             let shown = format!("{frames:?}");
             match decisions(frames).pop() {
                 Some(Decision::Fail(error, None)) => {
-                    assert_eq!(error.retry, Retry::AfterCancel, "{shown}")
+                    assert_eq!(error.retry, Retry::AfterCancel, "{shown}");
                 }
                 other => panic!("{shown}: {other:?}"),
             }
