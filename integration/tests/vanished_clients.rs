@@ -5,7 +5,8 @@ use baton_integration::fake_vllm::script::{Gate, Leg, Rule};
 use baton_integration::fake_vllm::{Config, Fate, model};
 use baton_integration::fleet::{Fleet, Setup};
 
-const PROMPT: &str = "A client that is not there any more when its answer comes, whatever the reason may be.";
+const PROMPT: &str =
+    "A client that is not there any more when its answer comes, whatever the reason may be.";
 
 fn body(stream: bool) -> String {
     format!(r#"{{"model":"tiny","prompt":"{PROMPT}","max_tokens":6,"stream":{stream}}}"#)
@@ -22,7 +23,10 @@ fn leave(exchange: Exchange, reset: bool) {
 
 async fn cancelled(fleet: &Fleet, name: &str, stage: &str) -> i64 {
     let labels = [("stage", stage), ("outcome", "cancelled")];
-    fleet.sidecar_page(name).await.sum("baton_sidecar_legs_total", &labels)
+    fleet
+        .sidecar_page(name)
+        .await
+        .sum("baton_sidecar_legs_total", &labels)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -30,7 +34,11 @@ async fn before_it_has_sent_its_request() {
     let fleet = Setup::split().start().await;
     for reset in [false, true] {
         let mut exchange = Exchange::open(fleet.address()).await;
-        exchange.send("POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 90\r\n\r\n{\"model\"").await;
+        exchange
+            .send(
+                "POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 90\r\n\r\n{\"model\"",
+            )
+            .await;
         leave(exchange, reset);
     }
     fleet.quiet().await;
@@ -41,7 +49,10 @@ async fn before_it_has_sent_its_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn while_its_prompt_is_prefilled() {
     let fleet = Setup::split().start().await;
-    for (number, (stream, reset)) in [(false, false), (false, true), (true, false), (true, true)].into_iter().enumerate() {
+    for (number, (stream, reset)) in [(false, false), (false, true), (true, false), (true, true)]
+        .into_iter()
+        .enumerate()
+    {
         let (gate, p0) = (Gate::new(), fleet.engine("p0"));
         p0.script(Rule::on(Leg::Prefill).gate(&gate));
         let exchange = fleet.begin("/v1/completions", body(stream)).await;
@@ -49,7 +60,11 @@ async fn while_its_prompt_is_prefilled() {
         leave(exchange, reset);
         p0.saw(Leg::Prefill, Fate::Aborted).await;
         fleet.quiet().await;
-        assert_eq!(p0.seen_of(Leg::Prefill).len(), number + 1, "it is not tried again");
+        assert_eq!(
+            p0.seen_of(Leg::Prefill).len(),
+            number + 1,
+            "it is not tried again"
+        );
         assert_eq!(p0.holds(), 0);
         assert_eq!(fleet.stranded("p0").await, 0, "nothing was held");
     }
@@ -69,10 +84,21 @@ async fn between_prefill_and_the_first_token() {
         d0.saw(Leg::Decode, Fate::Aborted).await;
         fleet.quiet().await;
         let count = i64::try_from(number).unwrap() + 1;
-        assert_eq!(fleet.engine("p0").holds(), number + 1, "decode never fetched it");
-        assert_eq!(fleet.stranded("p0").await, count, "held for nobody, and counted");
+        assert_eq!(
+            fleet.engine("p0").holds(),
+            number + 1,
+            "decode never fetched it"
+        );
+        assert_eq!(
+            fleet.stranded("p0").await,
+            count,
+            "held for nobody, and counted"
+        );
         let page = fleet.sidecar_page("p0").await;
-        assert_eq!(page.sum("baton_sidecar_tickets", &[("state", "stranded")]), count);
+        assert_eq!(
+            page.sum("baton_sidecar_tickets", &[("state", "stranded")]),
+            count
+        );
         assert_eq!(cancelled(&fleet, "d0", "decode").await, count);
     }
     fleet.finish().await;
@@ -85,7 +111,14 @@ async fn in_the_middle_of_its_stream() {
         let (gate, d0) = (Gate::new(), fleet.engine("d0"));
         d0.script(Rule::on(Leg::Decode).gate_after(2, &gate));
         let mut exchange = fleet.begin("/v1/completions", body(true)).await;
-        exchange.until(&model::words(&model::kv_of(&PROMPT.bytes().map(u32::from).collect::<Vec<_>>(), 32), 2)[1]).await;
+        exchange
+            .until(
+                &model::words(
+                    &model::kv_of(&PROMPT.bytes().map(u32::from).collect::<Vec<_>>(), 32),
+                    2,
+                )[1],
+            )
+            .await;
         leave(exchange, reset);
         d0.saw(Leg::Decode, Fate::Aborted).await;
         fleet.quiet().await;
@@ -115,24 +148,43 @@ async fn while_one_engine_does_it_all() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn while_it_waits_to_be_admitted() {
-    let fleet = Setup::new().plain("a").sidecars(&["--max-concurrency", "1"]).start().await;
+    let fleet = Setup::new()
+        .plain("a")
+        .sidecars(&["--max-concurrency", "1"])
+        .start()
+        .await;
     let gate = Gate::new();
     fleet.engine("a").script(Rule::on(Leg::Local).gate(&gate));
     let first = fleet.begin("/v1/completions", body(false)).await;
     gate.reached(1).await;
     let second = fleet.begin("/v1/completions", body(false)).await;
     baton_integration::wait::until("the second to wait", || async {
-        fleet.sidecar_page("a").await.sum("baton_sidecar_queued", &[]) == 1
+        fleet
+            .sidecar_page("a")
+            .await
+            .sum("baton_sidecar_queued", &[])
+            == 1
     })
     .await;
     second.vanish();
     baton_integration::wait::until("its place to be free", || async {
-        fleet.sidecar_page("a").await.sum("baton_sidecar_queued", &[]) == 0
+        fleet
+            .sidecar_page("a")
+            .await
+            .sum("baton_sidecar_queued", &[])
+            == 0
     })
     .await;
     gate.open();
-    assert_eq!(first.finish().await.served().generated(), model::text(PROMPT, 6));
-    assert_eq!(fleet.engine("a").seen().len(), 1, "the engine never saw the second");
+    assert_eq!(
+        first.finish().await.served().generated(),
+        model::text(PROMPT, 6)
+    );
+    assert_eq!(
+        fleet.engine("a").seen().len(),
+        1,
+        "the engine never saw the second"
+    );
     fleet.finish().await;
 }
 
@@ -157,7 +209,10 @@ async fn at_any_moment_at_all() {
         clients.spawn(async move {
             let exchange = fleet.begin("/v1/completions", body(number % 2 == 0)).await;
             if number % 5 == 0 {
-                assert_eq!(exchange.finish().await.served().generated(), model::text(PROMPT, 6));
+                assert_eq!(
+                    exchange.finish().await.served().generated(),
+                    model::text(PROMPT, 6)
+                );
             } else {
                 // Not synchronisation: the moment of leaving is what varies.
                 tokio::time::sleep(std::time::Duration::from_micros(number * 137 % 20_000)).await;
@@ -170,9 +225,16 @@ async fn at_any_moment_at_all() {
     }
     fleet.quiet().await;
     let fleet = std::sync::Arc::into_inner(fleet).unwrap();
-    baton_integration::wait::until("all leases to end", || async { fleet.engine("p0").holds() == 0 }).await;
+    baton_integration::wait::until("all leases to end", || async {
+        fleet.engine("p0").holds() == 0
+    })
+    .await;
     baton_integration::wait::until("the ledger to forget them", || async {
-        fleet.sidecar_page("p0").await.sum("baton_sidecar_tickets", &[]) == 0
+        fleet
+            .sidecar_page("p0")
+            .await
+            .sum("baton_sidecar_tickets", &[])
+            == 0
     })
     .await;
     fleet.finish().await;

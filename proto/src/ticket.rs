@@ -118,9 +118,9 @@ impl Draft {
 }
 
 impl Ticket {
-    /// Whether the ticket is as its prefill sidecar made it. Takes the same time for every wrong seal.
-    pub fn is_genuine(&self, token: &FleetToken) -> bool {
-        let draft = Draft {
+    /// The ticket's facts, as they were before it was sealed.
+    pub fn draft(&self) -> Draft {
+        Draft {
             id: self.id.clone(),
             prefill: self.prefill.clone(),
             incarnation: self.incarnation.clone(),
@@ -130,8 +130,12 @@ impl Ticket {
             bytes: self.bytes,
             lease_ms: self.lease_ms,
             metadata: self.metadata.clone(),
-        };
-        seal_of(&draft, token) == self.seal.0 && self.lease_remaining_ms <= self.lease_ms
+        }
+    }
+
+    /// Whether the ticket is as its prefill sidecar made it. Takes the same time for every wrong seal.
+    pub fn is_genuine(&self, token: &FleetToken) -> bool {
+        seal_of(&self.draft(), token) == self.seal.0 && self.lease_remaining_ms <= self.lease_ms
     }
 }
 

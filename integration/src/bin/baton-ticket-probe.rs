@@ -11,7 +11,7 @@ use baton_daemon::http::{Client, ClientLimits, Parts, empty, error_of, read_limi
 use baton_proto::call::{DecodeCall, PrefillCall, PrefillFrame, path};
 use baton_proto::frame::{Envelope, FrameReader};
 use baton_proto::route::Route;
-use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
+use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
 use baton_proto::{Error, ErrorKind, Retry};
 use bytes::Bytes;
@@ -92,7 +92,7 @@ const ALTERATIONS: &[Alteration] = &[
     }),
     ("sealed by a foreign fleet", |_, ticket, _| {
         let foreign = FleetToken::new("somebody-elses-secret").expect("long enough");
-        *ticket = sealed_again(ticket, &foreign);
+        *ticket = ticket.draft().seal(&foreign, ticket.lease_remaining_ms);
     }),
     ("a longer prompt", |probe, _, body| {
         *body = probe.body(&format!("{PROMPT} {}", "and more ".repeat(60)))
@@ -180,21 +180,6 @@ fn edit(ticket: &mut Ticket, change: impl FnOnce(&mut Value)) {
         serde_json::from_slice(ticket.metadata.as_bytes()).expect("an engine's own JSON");
     change(&mut params);
     ticket.metadata = TransferMetadata::new(params.to_string());
-}
-
-fn sealed_again(ticket: &Ticket, token: &FleetToken) -> Ticket {
-    let draft = Draft {
-        id: ticket.id.clone(),
-        prefill: ticket.prefill.clone(),
-        incarnation: ticket.incarnation.clone(),
-        decode: ticket.decode.clone(),
-        request_digest: ticket.request_digest,
-        prompt_tokens: ticket.prompt_tokens,
-        bytes: ticket.bytes,
-        lease_ms: ticket.lease_ms,
-        metadata: ticket.metadata.clone(),
-    };
-    draft.seal(token, ticket.lease_remaining_ms)
 }
 
 impl Probe {

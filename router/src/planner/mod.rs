@@ -8,7 +8,7 @@ mod cost;
 use std::sync::Arc;
 
 use baton_proto::worker::Role;
-use baton_proto::{Error, ErrorKind, Source, Stage, WorkerId};
+use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
 use rand::Rng;
 use rand::seq::IteratorRandom;
 use serde_json::{Value, json};
@@ -268,7 +268,7 @@ fn nobody(snapshot: &Snapshot, facts: &Facts, force: Force) -> Error {
     } else {
         format!("none of the {ready} ready workers can serve this request")
     };
-    Error::new(ErrorKind::NoWorker, Source::Router, Stage::Plan, message)
+    Error::new(ErrorKind::NoWorker, Source::Router, Stage::Plan, message).retry(Retry::Safe)
 }
 
 /// A dry run: all candidates with their costs, the cheapest first. Nothing is reserved.
