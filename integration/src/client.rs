@@ -1,5 +1,6 @@
 //! HTTP byte by byte: a client that can send anything, read as far as it likes, and vanish.
 
+use std::fmt::Write;
 use std::net::SocketAddr;
 
 use serde_json::Value;
@@ -164,10 +165,10 @@ impl Exchange {
     }
 
     async fn read_more(&mut self, what: &str) {
-        let mut piece = [0; 16 << 10];
-        match bounded(what, self.stream.read(&mut piece)).await {
-            Ok(0) | Err(_) => self.ended = true,
-            Ok(count) => self.received.extend_from_slice(&piece[..count]),
+        self.received.reserve(16 << 10);
+        let read = self.stream.read_buf(&mut self.received);
+        if matches!(bounded(what, read).await, Ok(0) | Err(_)) {
+            self.ended = true;
         }
     }
 
@@ -264,13 +265,13 @@ fn unchunked(mut bytes: &[u8]) -> (Vec<u8>, bool) {
 pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
     for (name, value) in headers {
-        head.push_str(&format!("{name}: {value}\r\n"));
+        let _ = write!(head, "{name}: {value}\r\n");
     }
     let framed = headers
         .iter()
         .any(|(name, _)| matches!(*name, "content-length" | "transfer-encoding"));
     if !framed {
-        head.push_str(&format!("content-length: {}\r\n", body.len()));
+        let _ = write!(head, "content-length: {}\r\n", body.len());
     }
     head.push_str("\r\n");
     let mut bytes = head.into_bytes();

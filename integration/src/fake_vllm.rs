@@ -54,6 +54,8 @@ pub struct Config {
     pub lease: Duration,
     /// Its `--api-key`.
     pub api_key: Option<&'static str>,
+    /// Its `engine_id`, if it is given one; else it takes a new one as told.
+    pub engine_id: Option<String>,
 }
 
 impl Config {
@@ -67,6 +69,7 @@ impl Config {
             token_offset: 0,
             lease: Duration::from_secs(30),
             api_key: None,
+            engine_id: None,
         }
     }
 }
@@ -199,10 +202,15 @@ pub enum EngineId {
 impl FakeVllm {
     /// An engine that is not running yet, at ports of its own.
     pub fn new(config: Config, wire: &Wire) -> Self {
+        Self::at(config, wire, crate::ports::free(), crate::ports::free())
+    }
+
+    /// The same at these ports.
+    pub fn at(config: Config, wire: &Wire, http: SocketAddr, side_channel: SocketAddr) -> Self {
         let inner = Inner {
             config,
-            http: crate::ports::free(),
-            side_channel: crate::ports::free(),
+            http,
+            side_channel,
             wire: wire.clone(),
             lives: AtomicU64::new(0),
             running: Mutex::default(),
@@ -231,7 +239,11 @@ impl FakeVllm {
         };
         let life = Arc::new(Life {
             agent: uuid(),
-            engine_id: format!("engine-{}-{number}", inner.side_channel.port()),
+            engine_id: inner
+                .config
+                .engine_id
+                .clone()
+                .unwrap_or_else(|| format!("engine-{}-{number}", inner.side_channel.port())),
             started: 1_796_006_723.0 + f64::from(rand::rng().random::<u16>()),
             pool: Mutex::new(Pool::new(BLOCKS)),
             agents: Mutex::default(),
@@ -239,14 +251,20 @@ impl FakeVllm {
             transferred_tokens: AtomicU64::new(0),
             dead: CancellationToken::new(),
         });
-        let side_channel = inner.config.role.map(|_| {
+        let listen = || {
             Listener::start(
                 inner.side_channel.port(),
                 side_channel::handshake(&inner.config, &life),
                 Arc::clone(&inner.side_mode),
                 Arc::clone(&inner.listener_killed),
             )
-        });
+        };
+        let side_channel = match inner.config.role {
+            None => None,
+            Some(_) => {
+                Some(until_some("the side channel's port to be free", || async { listen() }).await)
+            }
+        };
         inner.wire.plug_in(inner.side_channel.port(), &life);
         let listener = until_some("the engine's port to be free", || async {
             tokio::net::TcpListener::bind(inner.http).await.ok()
@@ -434,12 +452,7 @@ impl FakeVllm {
 
 fn uuid() -> String {
     let hex = format!("{:032x}", rand::rng().random::<u128>());
-    let [a, b, c, d, e] = [
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..],
-    ];
-    format!("{a}-{b}-{c}-{d}-{e}")
+    let cuts = [0, 8, 12, 16, 20, 32];
+    let parts: Vec<&str> = cuts.windows(2).map(|cut| &hex[cut[0]..cut[1]]).collect();
+    parts.join("-")
 }

@@ -15,6 +15,7 @@
     reason = "a harness that cannot go on fails the test"
 )]
 
+pub mod ask;
 pub mod client;
 pub mod direct;
 pub mod fake_vllm;

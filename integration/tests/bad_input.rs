@@ -296,7 +296,7 @@ async fn everything_between_routers_and_sidecars_needs_the_fleets_token() {
     let fleet = Setup::split().start().await;
     let (router, sidecar) = (fleet.address(), fleet.sidecar_address("d0"));
     let settle = format!("{}t/settle", path::TICKETS);
-    let routes = [
+    let behind_the_token = [
         (sidecar, "GET", path::WATCH),
         (sidecar, "POST", path::PREFILL),
         (sidecar, "POST", path::DECODE),
@@ -310,7 +310,7 @@ async fn everything_between_routers_and_sidecars_needs_the_fleets_token() {
     ];
     let longer = format!("Bearer {TOKEN}x");
     let lower = format!("bearer {TOKEN}");
-    for (address, method, path) in routes {
+    for (address, method, path) in behind_the_token {
         for wrong in [
             None,
             Some(TOKEN),

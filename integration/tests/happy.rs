@@ -99,7 +99,7 @@ fn without(body: &str, key: &str) -> (String, String) {
         .unwrap_or_else(|| panic!("{key} in {body}"));
     let value_at = start + key.len() + 4;
     let mut values = serde_json::Deserializer::from_str(&body[value_at..]).into_iter::<Value>();
-    values.next().unwrap().unwrap();
+    assert!(values.next().is_some_and(|value| value.is_ok()), "{body}");
     let end = value_at + values.byte_offset();
     (
         body[value_at..end].to_owned(),

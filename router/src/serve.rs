@@ -130,6 +130,27 @@ pub fn fresh_id<T: std::str::FromStr<Err: std::fmt::Debug>>() -> T {
 
 /// Serves a request up to its commit point.
 pub async fn serve(attempt: &Attempt<'_>) -> Result<Served, Error> {
+    attempts(attempt).await.map_err(for_client)
+}
+
+/// What went wrong between workers is no conflict of the client's: for it, nobody could serve the request.
+fn for_client(mut error: Error) -> Error {
+    let between_workers = matches!(
+        error.kind,
+        ErrorKind::TicketRefused
+            | ErrorKind::LeaseExpired
+            | ErrorKind::IncarnationChanged
+            | ErrorKind::Incompatible
+            | ErrorKind::Conflict
+            | ErrorKind::Cancelled
+    );
+    if between_workers {
+        error.kind = ErrorKind::NoWorker;
+    }
+    error
+}
+
+async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
     let mut recovery = Recovery::default();
     loop {
         if attempt.time_left().is_zero() {

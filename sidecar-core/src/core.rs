@@ -1,15 +1,15 @@
 //! The state that every part of a sidecar shares.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arc_swap::ArcSwapOption;
 use baton_daemon::http::{Client, ClientLimits};
 use baton_proto::token::FleetToken;
 use baton_proto::watch::{Hello, SidecarState};
 use baton_proto::{
     Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::CoreArgs;
@@ -49,7 +49,9 @@ pub struct Core<E> {
     pub draining: CancellationToken,
     /// Cancelled when the sidecar is about to end: streams that never end by themselves do.
     pub closing: CancellationToken,
-    quarantine: AtomicU64,
+    /// Wakes the watchdog before its time.
+    pub look_again: Notify,
+    quarantine: ArcSwapOption<String>,
     status: Mutex<EngineStatus>,
     published: watch::Sender<Published>,
 }
@@ -84,7 +86,8 @@ impl<E: Engine> Core<E> {
             in_flight: InFlight::default(),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
-            quarantine: AtomicU64::new(0),
+            look_again: Notify::new(),
+            quarantine: ArcSwapOption::empty(),
             status: Mutex::new(EngineStatus::Starting),
             published: watch::Sender::new(start),
             engine,
@@ -146,16 +149,25 @@ impl<E: Engine> Core<E> {
         self.publish();
     }
 
-    /// How often the engine's cache was quarantined.
-    pub fn quarantine_number(&self) -> u64 {
-        self.quarantine.load(Ordering::Acquire)
+    /// Name of the engine's last quarantine.
+    pub fn quarantine_name(&self) -> Option<Arc<String>> {
+        self.quarantine.load_full()
     }
 
     /// KV that reached the engine cannot be trusted: no later request may hit what is cached now.
     pub fn quarantine(&self) {
-        self.quarantine.fetch_add(1, Ordering::AcqRel);
+        // A name and no number: what another sidecar's life quarantined must not be met again by counting anew.
+        self.quarantine
+            .store(Some(Arc::new(baton_daemon::fresh::hex_id())));
         self.metrics.quarantines.inc();
         tracing::warn!("the engine's cache is quarantined: requests get a new cache salt");
+    }
+
+    /// The engine turned out to be in another life than the one attached to: nothing is given to it until it has
+    /// introduced itself anew, which happens at once.
+    pub fn engine_changed(&self) {
+        self.engine_seen(EngineStatus::Down);
+        self.look_again.notify_one();
     }
 
     /// Takes no new work from now on.

@@ -25,8 +25,8 @@ pub struct Attached {
 pub struct Leg<'a> {
     /// The engine's id for it.
     pub request: &'a RequestId,
-    /// How often this engine's cache was quarantined. Requests of different numbers must not share cached KV.
-    pub quarantine: u64,
+    /// Set after a quarantine of the engine's cache, different for each: requests must share no cached KV across it.
+    pub quarantine: Option<&'a str>,
 }
 
 /// KV that the engine holds for a handoff after a prefill.

@@ -125,8 +125,14 @@ impl<E: Engine> Surface<E> {
             }
             "settle" => {
                 ledger.is_claimed(&id)?;
-                ledger.settle(&id, &self.confirm().await?)?;
-                Ok(leg::done())
+                let settled = ledger.settle(&id, &self.confirm().await?);
+                if settled
+                    .as_ref()
+                    .is_err_and(|error| error.kind == ErrorKind::IncarnationChanged)
+                {
+                    self.core.engine_changed();
+                }
+                settled.map(|()| leg::done())
             }
             "claim" => {
                 let body = read_limited(request.into_body(), 4096, CONFIRM_TIME)

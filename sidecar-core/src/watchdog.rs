@@ -37,6 +37,7 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
     for tick in 0u64.. {
         tokio::select! {
             () = core.closing.cancelled() => return,
+            () = core.look_again.notified() => {}
             _ = ticks.tick() => {}
         }
         dog.look(&core, tick).await;

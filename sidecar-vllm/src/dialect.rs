@@ -66,14 +66,14 @@ pub fn remote_engine_id(ticket: &Ticket) -> Option<String> {
 /// before it: vLLM shares no block between different salts.
 fn for_engine<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<'a> {
     let edit = edit.remove("request_id");
-    if leg.quarantine == 0 {
+    let Some(quarantine) = leg.quarantine else {
         return edit;
-    }
+    };
     let salt = match object.get_set("cache_salt") {
-        None => format!("baton-q{}", leg.quarantine),
+        None => format!("baton-{quarantine}"),
         // Anything but a text is left for the engine to refuse.
         Some(raw) => match serde_json::from_str::<String>(raw) {
-            Ok(own) => format!("baton-q{}/{own}", leg.quarantine),
+            Ok(own) => format!("baton-{quarantine}/{own}"),
             Err(_) => return edit,
         },
     };

@@ -324,6 +324,12 @@ impl Work<'_> {
             bytes.extend_from_slice(&body.as_bytes()[..body.len() / 2]);
             bytes
         };
+        if let Some((_, gate)) = &self.rule.after_tokens {
+            connection.write(&half()).await;
+            gate.pass().await;
+            connection.write(&body.as_bytes()[body.len() / 2..]).await;
+            return Some(After::KeepAlive);
+        }
         match self.rule.fault {
             Fault::Truncated => {
                 connection.write(&half()).await;

@@ -207,7 +207,7 @@ impl Rule {
         }
     }
 
-    /// Its stream waits at this gate after this many tokens.
+    /// Its stream waits at this gate after this many tokens; an unary answer in the middle of its body.
     #[must_use]
     pub fn gate_after(self, tokens: usize, gate: &Gate) -> Self {
         Self {

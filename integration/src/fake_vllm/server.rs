@@ -1,5 +1,6 @@
 //! The fake's HTTP/1.1 server, written on the socket itself: a server that misbehaves is made of bytes.
 
+use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 
 use serde_json::json;
@@ -224,13 +225,10 @@ impl Connection {
     }
 
     async fn more(&mut self) -> Option<()> {
-        let mut piece = [0; 16 << 10];
-        match self.stream.read(&mut piece).await {
+        self.ahead.reserve(16 << 10);
+        match self.stream.read_buf(&mut self.ahead).await {
             Ok(0) | Err(_) => None,
-            Ok(count) => {
-                self.ahead.extend_from_slice(&piece[..count]);
-                Some(())
-            }
+            Ok(_) => Some(()),
         }
     }
 }
@@ -266,10 +264,11 @@ fn metrics(engine: &FakeVllm, life: &Life) -> String {
         life.started, config.block_size
     );
     if config.role.is_some() {
-        page.push_str(&format!(
+        let _ = write!(
+            page,
             "vllm:nixl_bytes_transferred_count{{engine=\"0\",model_name=\"{MODEL}\"}} 0.0\n\
              vllm:nixl_num_kv_expired_reqs_total{{engine=\"0\",model_name=\"{MODEL}\"}} 0.0\n"
-        ));
+        );
     }
     page
 }

@@ -32,6 +32,7 @@ struct Payload<'a> {
     agent_metadata_bytes: &'a Bytes,
 }
 
+#[expect(clippy::struct_field_names, reason = "the wire's own names")]
 #[derive(Serialize)]
 struct AgentMetadata<'a> {
     engine_id: &'a str,
@@ -107,22 +108,20 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens on a port; `says` is looked at for each request, `killed` is set by a request that ends the real listener.
+    /// Listens on a port, unless the last life still has it; `says` is looked at for each request, `killed` is set by a request that ends the real listener.
     pub(super) fn start(
         port: u16,
         handshake: Vec<u8>,
         says: Arc<std::sync::Mutex<SideChannel>>,
         killed: Arc<AtomicBool>,
-    ) -> Self {
+    ) -> Option<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
         let context = zmq::Context::new();
         let socket = context.socket(zmq::ROUTER).unwrap();
         socket.set_linger(0).unwrap();
         socket.set_rcvtimeo(20).unwrap();
-        socket
-            .bind(&format!("tcp://127.0.0.1:{port}"))
-            .unwrap_or_else(|error| panic!("side channel on port {port}: {error}"));
+        socket.bind(&format!("tcp://127.0.0.1:{port}")).ok()?;
         let thread = std::thread::spawn(move || {
             while !stopping.load(Ordering::Relaxed) {
                 let Ok(frames) = socket.recv_multipart(0) else {
@@ -149,10 +148,10 @@ impl Listener {
                 let _ = socket.send_multipart(reply, zmq::DONTWAIT);
             }
         });
-        Self {
+        Some(Self {
             stop,
             thread: Some(thread),
-        }
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 //! A sidecar registers; for as long as its registration holds, a session ([`session`]) watches it. Whoever plans takes an
 //! immutable [`Snapshot`]; nobody plans on data that changes underneath.
 
+mod quarantine;
 mod reservation;
 mod session;
 mod worker;
@@ -23,6 +24,7 @@ use http::Uri;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::quarantine::Quarantines;
 use crate::calls::Calls;
 use crate::metrics::Metrics;
 
@@ -76,6 +78,7 @@ struct Member {
 pub struct Fleet {
     members: Mutex<HashMap<WorkerId, Member>>,
     broken_pairs: Mutex<HashSet<(Incarnation, Incarnation)>>,
+    quarantines: Quarantines,
     snapshot: ArcSwap<Snapshot>,
     calls: Calls,
     metrics: Metrics,
@@ -87,6 +90,7 @@ impl Fleet {
         Arc::new(Self {
             members: Mutex::default(),
             broken_pairs: Mutex::default(),
+            quarantines: Quarantines::default(),
             snapshot: ArcSwap::default(),
             calls,
             metrics,
@@ -175,6 +179,11 @@ impl Fleet {
         pairs.insert((prefill.clone(), decode.clone()));
         drop(pairs);
         self.refresh();
+    }
+
+    /// KV that reached this worker's engine cannot be trusted.
+    pub async fn quarantine(&self, worker: &Worker) -> Result<(), Error> {
+        self.quarantines.impose(worker, &self.calls).await
     }
 
     /// Forgets workers whose registration lapsed. To be called about once a second.

@@ -63,7 +63,7 @@ impl Session {
             match stream.next::<WatchFrame>(SILENCE).await {
                 Ok(Some(frame)) => {
                     *failures = 0;
-                    if let Err(error) = self.take(frame) {
+                    if let Err(error) = self.take(frame, calls).await {
                         return error;
                     }
                 }
@@ -73,9 +73,9 @@ impl Session {
         }
     }
 
-    fn take(&self, frame: WatchFrame) -> Result<(), Error> {
+    async fn take(&self, frame: WatchFrame, calls: &Calls) -> Result<(), Error> {
         match frame {
-            WatchFrame::Hello(hello) => self.hello(hello)?,
+            WatchFrame::Hello(hello) => self.hello(hello, calls).await?,
             WatchFrame::State { state } => self.change(|told| told.state = state.into()),
             WatchFrame::Load(load) => self.change(|told| told.load = load),
             // The view of KV blocks is not built yet; heartbeats have done their work by arriving.
@@ -87,7 +87,7 @@ impl Session {
         Ok(())
     }
 
-    fn hello(&self, hello: Hello) -> Result<(), Error> {
+    async fn hello(&self, hello: Hello, calls: &Calls) -> Result<(), Error> {
         if hello.protocol != PROTOCOL_VERSION {
             return Err(strange(&format!(
                 "the sidecar speaks protocol {}",
@@ -96,6 +96,13 @@ impl Session {
         }
         if hello.worker != *self.worker.id() || hello.epoch != self.epoch {
             return Err(strange("another sidecar answers at this address"));
+        }
+        if let Some(life) = &hello.incarnation {
+            // Before its state is read, and with it the first request can come.
+            self.fleet
+                .quarantines
+                .renew(&self.worker, life, calls)
+                .await?;
         }
         self.change(|told| told.hello = Some(hello));
         Ok(())

@@ -80,6 +80,7 @@ pub struct Worker {
     address: Uri,
     told: ArcSwap<Told>,
     breaker: Mutex<Breaker>,
+    quarantine_told: AtomicU64,
     pub(super) reserved_tokens: AtomicU64,
     pub(super) reserved_requests: AtomicU32,
 }
@@ -96,6 +97,7 @@ impl Worker {
             address,
             told: ArcSwap::from_pointee(told),
             breaker: Mutex::default(),
+            quarantine_told: AtomicU64::new(0),
             reserved_tokens: AtomicU64::new(0),
             reserved_requests: AtomicU32::new(0),
         }
@@ -121,6 +123,20 @@ impl Worker {
 
     pub(super) fn tell(&self, told: Told) {
         self.told.store(Arc::new(told));
+    }
+
+    /// Which life of its engine.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.told().hello.as_ref()?.incarnation.clone()
+    }
+
+    /// Number of the last quarantine that its sidecar was told of.
+    pub(super) fn quarantine_told(&self) -> u64 {
+        self.quarantine_told.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn tell_quarantine(&self, number: u64) {
+        self.quarantine_told.fetch_max(number, Ordering::Relaxed);
     }
 
     /// Requests and prompt tokens that this router has given it and not yet seen finished.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use baton_daemon::http::sse::{self, EventReader};
 use baton_daemon::http::{Body, BoxError, full, read_limited};
 use baton_daemon::metrics::Counted;
+use baton_proto::json::RawObject;
 use baton_proto::{Error, ErrorKind, Source, Stage};
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -146,6 +147,15 @@ impl Drop for End {
     }
 }
 
+/// Whether one of these events is OpenAI's form of an error.
+fn tells_failure(events: &[u8]) -> bool {
+    // Nearly no event has the word at all, and parsing each would cost.
+    memchr::memmem::find(events, b"\"error\"").is_some()
+        && sse::events(events).filter_map(sse::data).any(|data| {
+            RawObject::parse(data).is_ok_and(|object| object.get_set("error").is_some())
+        })
+}
+
 /// A stream on its way to the client.
 struct Flow {
     reader: EventReader,
@@ -169,7 +179,12 @@ impl Flow {
             return None;
         }
         match self.reader.next(patience).await {
-            Ok(Some(events)) => Some(events),
+            Ok(Some(events)) => {
+                if tells_failure(&events) {
+                    self.end.tell(Some(ErrorKind::EngineFailed));
+                }
+                Some(events)
+            }
             // The sidecar ends a stream cleanly only after its engine did, or after an error event of its own.
             Ok(None) => {
                 self.end.tell(None);

@@ -137,7 +137,9 @@ pub fn candidates(
         candidates
             .extend(pairs(snapshot, &ready).map(|(prefill, decode)| split(prefill, decode, facts)));
     }
-    if force == Force::Split && splits {
+    // A request whose split failed must not fail for want of another pair.
+    let may_fall_back = candidates.is_empty() && !lessons.failed.is_empty();
+    if force == Force::Split && splits && !may_fall_back {
         return candidates;
     }
     // A prefill worker serves whole requests only when nobody else can: that is what it was set apart for.

@@ -109,13 +109,13 @@ async fn ask(attempt: &Attempt<'_>, held: &Held, decode: &Worker) -> Result<LegA
 
 /// What is learnt from a failure of the decode leg.
 fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Error) {
-    let life = attempt.router.fleet.snapshot();
-    let decode_view = life.workers.iter().find(|view| view.id() == decode.id());
-    match (error.kind, decode_view.and_then(|view| view.incarnation())) {
-        (ErrorKind::Incompatible, Some(life)) => attempt
-            .router
-            .fleet
-            .pair_broken(&held.ticket.incarnation, life),
+    match (error.kind, decode.incarnation()) {
+        (ErrorKind::Incompatible, Some(life)) => {
+            attempt
+                .router
+                .fleet
+                .pair_broken(&held.ticket.incarnation, &life);
+        }
         _ => decode.failed(),
     }
 }
@@ -159,7 +159,7 @@ async fn commit(
         drop(answer);
         router.metrics.unsettled.inc();
         router.metrics.attempt_failed(&error);
-        if let Err(error) = router.calls.quarantine(&decode).await {
+        if let Err(error) = router.fleet.quarantine(&decode).await {
             // Its cache may hold foreign KV and could not be told so: it is avoided instead.
             tracing::error!(decode = %decode.id(), %error, "the decode worker could not be quarantined");
             decode.failed();

@@ -48,9 +48,10 @@ pub async fn decode<E: Engine>(
             "the ticket's lease is over",
         ));
     }
+    let quarantine = core.quarantine_name();
     let engine_leg = Leg {
         request: &arrived.call.request,
-        quarantine: core.quarantine_number(),
+        quarantine: quarantine.as_ref().map(|name| name.as_str()),
     };
     let body = core
         .engine
@@ -67,9 +68,10 @@ pub async fn generate<E: Engine>(
     let arrived: Arrived<GenerateCall> = Arrived::read(request, core.args.max_body()).await?;
     core.ready(Stage::Generate)?;
     let leg = ActiveLeg::enter(&core, &arrived).await?;
+    let quarantine = core.quarantine_name();
     let engine_leg = Leg {
         request: &arrived.call.request,
-        quarantine: core.quarantine_number(),
+        quarantine: quarantine.as_ref().map(|name| name.as_str()),
     };
     let body = core.engine.local_body(&arrived.request, engine_leg);
     relay(core, arrived, leg, body).await

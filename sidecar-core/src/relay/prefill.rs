@@ -36,6 +36,9 @@ const MAX_JUDGEMENT: usize = 1 << 20;
 /// Longest time for the rest of an answer once it has begun: a prefill's answer is written in one go.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
 
+/// How long an answer and a cancellation may take to cross.
+const CROSSING: Duration = Duration::from_millis(50);
+
 /// Frames of one leg that may wait for a slow router.
 const FRAMES: usize = 4;
 
@@ -154,16 +157,13 @@ impl<E: Engine> Running<E> {
         &self,
         open: OpenLeg,
     ) -> Result<(Option<Ticket>, baton_proto::call::PrefillUsage, Outcome), Failure> {
+        let quarantine = self.core.quarantine_name();
         let leg = Leg {
             request: &self.arrived.call.request,
-            quarantine: self.core.quarantine_number(),
+            quarantine: quarantine.as_ref().map(|name| name.as_str()),
         };
         let body = self.core.engine.prefill_body(&self.arrived.request, leg);
-        let response = tokio::select! {
-            response = send(&self.core, &self.arrived, body) => response?,
-            () = open.released() => return Err(cancelled("it was released").into()),
-            () = self.frames.closed() => return Err(cancelled("its router went away").into()),
-        };
+        let response = self.head(&open, body).await?;
         let (head, body) = response.into_parts();
         let content_type = head
             .headers
@@ -195,6 +195,20 @@ impl<E: Engine> Running<E> {
             }
             status => Err(engine_failed(Stage::Prefill, status, &bytes).into()),
         }
+    }
+
+    /// Waits for the head of the engine's answer, as long as somebody wants it.
+    async fn head(&self, open: &OpenLeg, body: String) -> Result<Response<Incoming>, Error> {
+        let mut sent = std::pin::pin!(send(&self.core, &self.arrived, body));
+        let why = tokio::select! {
+            biased;
+            response = &mut sent => return response,
+            () = open.released() => "it was released",
+            () = self.frames.closed() => "its router went away",
+        };
+        // An answer that is already on its way means KV that is held: it is better to learn its id than to cut it off.
+        let crossing = tokio::time::timeout(CROSSING, sent);
+        crossing.await.unwrap_or_else(|_| Err(cancelled(why)))
     }
 
     /// An answer that began and cannot be read: KV may be held under an id that nobody knows.
