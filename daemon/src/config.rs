@@ -6,11 +6,22 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use baton_proto::token::FleetToken;
 use clap::{Arg, Args, Command, Parser};
+
+use crate::run::Exit;
 
 /// Flags that all daemons share.
 #[derive(Debug, Clone, Args)]
 pub struct Common {
+    /// The fleet's secret, the same for all routers and sidecars; better given as BATON_TOKEN than on a command line.
+    #[arg(
+        long,
+        value_name = "SECRET",
+        env = "BATON_TOKEN",
+        hide_env_values = true
+    )]
+    pub token: Option<String>,
     /// TOML file with any of these flags as keys (`listen = "127.0.0.1:8000"`); flags and BATON_* variables win over it.
     #[arg(long, value_name = "FILE", env = "BATON_CONFIG")]
     pub config: Option<PathBuf>,
@@ -25,6 +36,13 @@ pub struct Common {
         default_value = "text"
     )]
     pub log_format: LogFormat,
+}
+
+impl Common {
+    /// The fleet's secret, or why there is none.
+    pub fn fleet_token(&self) -> Result<FleetToken, Exit> {
+        FleetToken::given(self.token.as_deref()).map_err(|bad| Exit::usage(bad.to_string()))
+    }
 }
 
 /// How log lines look.

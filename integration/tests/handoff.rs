@@ -577,9 +577,10 @@ async fn a_prefill_whose_router_went_away_when_its_answer_had_begun_is_booked() 
         .worker("d0", short_lease("kv_consumer"));
     let fleet = setup.start().await;
     let (p0, gate) = (fleet.sidecar_address("p0"), Gate::new());
-    fleet
-        .engine("p0")
-        .script(Rule::on(Leg::Prefill).gate_after(0, &gate));
+    // Half of it fits into no socket's buffer: when it is out, the sidecar reads the answer.
+    let long = Fault::answer(|answer| answer["padding"] = json!("x".repeat(32 << 20)));
+    let rule = Rule::on(Leg::Prefill).gate_after(0, &gate).fault(long);
+    fleet.engine("p0").script(rule);
     let call = direct::prefill_call("d0");
     let exchange = direct::begin(p0, path::PREFILL, direct::prefill_bytes(&call, &body())).await;
     gate.reached(1).await;

@@ -3,10 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use baton_daemon::Exit;
 use baton_daemon::config::Common;
 use baton_daemon::run::Arguments;
-use baton_proto::token::FleetToken;
 
 /// The router: one OpenAI-compatible address in front of all workers.
 ///
@@ -23,14 +21,6 @@ pub struct RouterArgs {
         default_value = "127.0.0.1:8000"
     )]
     pub listen: SocketAddr,
-    /// The fleet's secret, the same for all routers and sidecars; better given as BATON_TOKEN than on a command line.
-    #[arg(
-        long,
-        value_name = "SECRET",
-        env = "BATON_TOKEN",
-        hide_env_values = true
-    )]
-    pub token: Option<String>,
     /// Key that clients must present as a bearer token; repeat or separate with commas. Without any, clients need none.
     #[arg(
         long,
@@ -107,11 +97,6 @@ impl Arguments for RouterArgs {
 }
 
 impl RouterArgs {
-    /// The fleet's secret, or why there is none.
-    pub fn fleet_token(&self) -> Result<FleetToken, Exit> {
-        FleetToken::given(self.token.as_deref()).map_err(|bad| Exit::usage(bad.to_string()))
-    }
-
     /// Longest time to the first token.
     pub fn request_timeout(&self) -> Duration {
         Duration::from_secs(self.request_timeout_s)

@@ -15,7 +15,7 @@ use crate::state::Router;
 
 /// Runs a router until it is asked to stop.
 pub async fn run(args: RouterArgs, stop: CancellationToken) -> Result<(), Exit> {
-    let token = args.fleet_token()?;
+    let token = args.common.fleet_token()?;
     let metrics = Metrics::default();
     let mut registry = Registry::default();
     metrics.register(&mut registry);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use baton_daemon::Exit;
 use baton_daemon::config::Common;
+use baton_daemon::http::base_url;
 use baton_proto::WorkerId;
-use baton_proto::token::FleetToken;
 
 /// Flags that the sidecars of all engines share.
 #[derive(Debug, Clone, clap::Args)]
@@ -34,14 +34,6 @@ pub struct CoreArgs {
     /// Routers to register with, as base URLs; repeat the flag or separate with commas.
     #[arg(long, value_name = "URL", env = "BATON_ROUTERS", value_delimiter = ',')]
     pub router: Vec<String>,
-    /// The fleet's secret, the same for all routers and sidecars; better given as BATON_TOKEN than on a command line.
-    #[arg(
-        long,
-        value_name = "SECRET",
-        env = "BATON_TOKEN",
-        hide_env_values = true
-    )]
-    pub token: Option<String>,
     /// Topology label of this worker, such as `zone=a`; repeat or separate with commas.
     #[arg(long, value_name = "NAME=VALUE", env = "BATON_TOPOLOGY", value_delimiter = ',', value_parser = label)]
     pub topology: Vec<(String, String)>,
@@ -107,20 +99,7 @@ fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn is_base_url(url: &str) -> bool {
-    url.parse::<http::Uri>().is_ok_and(|uri| {
-        uri.scheme_str() == Some("http")
-            && uri.authority().is_some()
-            && matches!(uri.path(), "" | "/")
-    })
-}
-
 impl CoreArgs {
-    /// The fleet's secret, or why there is none.
-    pub fn fleet_token(&self) -> Result<FleetToken, Exit> {
-        FleetToken::given(self.token.as_deref()).map_err(|bad| Exit::usage(bad.to_string()))
-    }
-
     /// Base URL that routers are told.
     pub fn address(&self) -> String {
         self.advertise
@@ -138,7 +117,7 @@ impl CoreArgs {
             )));
         }
         let urls = self.router.iter().chain(&self.advertise);
-        let bad = urls.into_iter().find(|url| !is_base_url(url));
+        let bad = urls.into_iter().find(|url| base_url(url).is_none());
         bad.map_or(Ok(()), |url| {
             Err(Exit::usage(format!(
                 "{url:?} must look like http://10.0.0.1:8000"

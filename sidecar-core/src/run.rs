@@ -26,7 +26,7 @@ pub async fn run<E: Engine>(
     stop: CancellationToken,
 ) -> Result<(), Exit> {
     args.check()?;
-    let token = args.fleet_token()?;
+    let token = args.common.fleet_token()?;
     let metrics = Metrics::default();
     let mut registry = Registry::default();
     metrics.register(&mut registry);

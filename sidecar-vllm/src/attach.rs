@@ -143,18 +143,11 @@ fn side_channel_environment(transfer: &TransferConfig) -> Result<BTreeMap<String
 }
 
 fn base_url(url: &str) -> Result<String, Exit> {
-    let url = url.trim_end_matches('/');
-    let plain = url.parse::<http::Uri>().is_ok_and(|uri| {
-        uri.scheme_str() == Some("http")
-            && uri.authority().is_some()
-            && matches!(uri.path(), "" | "/")
-    });
-    if plain {
-        Ok(url.to_owned())
-    } else {
-        Err(Exit::usage(format!(
+    match baton_daemon::http::base_url(url) {
+        Some(_) => Ok(url.trim_end_matches('/').to_owned()),
+        None => Err(Exit::usage(format!(
             "{url:?} must look like http://127.0.0.1:8001"
-        )))
+        ))),
     }
 }
 

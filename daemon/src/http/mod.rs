@@ -17,6 +17,13 @@ use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
 
+/// The base URL of a peer: plain http, a host, and nothing after it. `None` if the text is anything else.
+pub fn base_url(text: &str) -> Option<http::Uri> {
+    let uri: http::Uri = text.parse().ok()?;
+    let plain = uri.scheme_str() == Some("http") && uri.authority().is_some();
+    (plain && matches!(uri.path(), "" | "/") && uri.query().is_none()).then_some(uri)
+}
+
 /// An answer with a JSON body.
 pub fn json<T: Serialize>(status: StatusCode, value: &T) -> Response<Body> {
     let text =

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use baton_daemon::http::base_url;
 use baton_proto::watch::{Registered, Registration};
 use baton_proto::{
     Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
@@ -113,14 +114,9 @@ impl Fleet {
             );
             return refuse(ErrorKind::Protocol, message);
         }
-        let address: Uri = match registration.address.parse() {
-            Ok(uri) if is_base_url(&uri) => uri,
-            _ => {
-                return refuse(
-                    ErrorKind::BadRequest,
-                    format!("the address {:?} is no http URL", registration.address),
-                );
-            }
+        let Some(address) = base_url(&registration.address) else {
+            let message = format!("the address {:?} is no http URL", registration.address);
+            return refuse(ErrorKind::BadRequest, message);
         };
         let mut members = self.lock();
         if let Some(member) = members.get_mut(&registration.worker) {
@@ -239,11 +235,4 @@ fn registered() -> Registered {
     Registered {
         lease_ms: u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX),
     }
-}
-
-fn is_base_url(uri: &Uri) -> bool {
-    uri.scheme_str() == Some("http")
-        && uri.authority().is_some()
-        && matches!(uri.path(), "" | "/")
-        && uri.query().is_none()
 }
