@@ -117,6 +117,6 @@ pub trait Engine: Send + Sync + 'static {
     /// What the data of a streamed event means.
     fn judge_event(&self, data: &[u8]) -> Verdict;
 
-    /// Whether a whole 200 answer is an answer at all.
-    fn judge_answer(&self, body: &[u8]) -> Result<(), Error>;
+    /// Whether a whole 200 answer is an answer at all; if not, what is wrong with it (`is …`, `has …`).
+    fn judge_answer(&self, body: &[u8]) -> Result<(), String>;
 }

@@ -230,24 +230,14 @@ fn carries_token(choice: &Value) -> bool {
 }
 
 /// A 200 is an answer if it has choices and no error.
-pub fn judge_answer(body: &[u8]) -> Result<(), Error> {
-    let failed = |why: String| {
-        Err(
-            Error::new(ErrorKind::EngineFailed, Source::Engine, Stage::Unknown, why)
-                .retry(Retry::AfterCancel),
-        )
-    };
-    let Ok(object) = RawObject::parse(body) else {
-        return failed("the engine's answer is not a JSON object".to_owned());
-    };
+pub fn judge_answer(body: &[u8]) -> Result<(), String> {
+    let object = RawObject::parse(body).map_err(|_| "is not a JSON object".to_owned())?;
     if let Some(Verdict::Failed { status, message }) = object.get_set("error").map(in_band_error) {
-        return failed(format!(
-            "the engine failed inside its answer with {status}: {message}"
-        ));
+        return Err(format!("has an error inside, {status}: {message}"));
     }
     match object.get_as::<Vec<serde::de::IgnoredAny>>("choices") {
         Some(choices) if !choices.is_empty() => Ok(()),
-        _ => failed("the engine's answer has no content".to_owned()),
+        _ => Err("has no content".to_owned()),
     }
 }
 

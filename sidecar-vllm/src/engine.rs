@@ -367,7 +367,7 @@ impl Engine for VllmEngine {
         dialect::judge_event(data)
     }
 
-    fn judge_answer(&self, body: &[u8]) -> Result<(), Error> {
+    fn judge_answer(&self, body: &[u8]) -> Result<(), String> {
         dialect::judge_answer(body)
     }
 }

@@ -170,7 +170,10 @@ async fn answer<E: Engine, C: Call>(
                 return Err(engine_broke_off(C::STAGE, "was empty"));
             }
             Route::PassThrough(_) => {}
-            Route::ChatCompletions | Route::Completions => core.engine.judge_answer(&bytes)?,
+            Route::ChatCompletions | Route::Completions => {
+                let judged = core.engine.judge_answer(&bytes);
+                judged.map_err(|why| engine_broke_off(C::STAGE, &why))?;
+            }
         }
         leg.first_token();
     } else if !status.is_client_error() {

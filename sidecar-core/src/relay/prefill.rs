@@ -25,7 +25,7 @@ use tracing::Instrument;
 use super::leg::{ActiveLeg, Arrived, engine_broke_off, engine_failed, send};
 use crate::core::Core;
 use crate::engine::{Engine, Leg, Prefilled};
-use crate::ledger::OpenLeg;
+use crate::ledger::{Ledger, OpenLeg};
 
 /// Largest answer to a prefill. It may echo the prompt and its token ids.
 const MAX_ANSWER: usize = 64 << 20;
@@ -61,7 +61,11 @@ pub async fn prefill<E: Engine>(
     }
     let leg = ActiveLeg::enter(&core, &arrived).await?;
     let open = core.ledger.open(&arrived.call.ticket)?;
-    let (frames, listener) = mpsc::channel(FRAMES);
+    let (frames, waiting) = mpsc::channel(FRAMES);
+    let listener = Listener {
+        frames: waiting,
+        ledger: core.ledger.clone(),
+    };
     let span = tracing::info_span!("prefill", request = %arrived.call.request, trace = %arrived.trace.trace_id());
     let running = Running {
         core,
@@ -72,19 +76,33 @@ pub async fn prefill<E: Engine>(
     };
     tokio::spawn(running.run(open).instrument(span));
 
-    let body = futures_util::stream::unfold(
-        listener,
-        |mut listener: mpsc::Receiver<PrefillFrame>| async {
-            let frame = listener.recv().await?;
-            Some((frame, listener))
-        },
-    );
+    let body = futures_util::stream::unfold(listener, |mut listener| async {
+        let frame = listener.frames.recv().await?;
+        Some((frame, listener))
+    });
     let bytes = body.map(|frame| Ok::<_, Infallible>(Frame::data(frame::encode(&frame))));
     let mut response = Response::new(StreamBody::new(bytes).map_err(Into::into).boxed_unsync());
     response
         .headers_mut()
         .insert(CONTENT_TYPE_HEADER, HeaderValue::from_static(CONTENT_TYPE));
     Ok(response)
+}
+
+/// The router's end of the frames. A ticket that is still in it when the router goes away was taken by nobody.
+struct Listener {
+    frames: mpsc::Receiver<PrefillFrame>,
+    ledger: Ledger,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.frames.close();
+        while let Ok(frame) = self.frames.try_recv() {
+            if let PrefillFrame::Ready { ticket } = frame {
+                self.ledger.release(&ticket.id);
+            }
+        }
+    }
 }
 
 struct Running<E> {
