@@ -93,12 +93,13 @@ impl Front {
                 Ok(method_not_allowed("GET"))
             };
         }
+        // A dry run is told from the body which of the two routes it is about.
         let route = if path == "/v1/plan" {
-            Ok(Route::ChatCompletions)
+            Route::ChatCompletions
         } else {
-            path.parse()
+            path.parse()?
         };
-        if route.is_ok() && request.method() != Method::POST {
+        if request.method() != Method::POST {
             return Ok(method_not_allowed("POST"));
         }
         let (trace, headers) = (
@@ -110,12 +111,11 @@ impl Front {
             .try_acquire_owned()
             .map_err(|_| too_many())?;
         let guard = relay::Guard::new(Counted::new(&self.router.metrics.in_flight), place);
-        // The body is read even for an unknown route, so that transfer keys are refused on every route there is.
         let body = self.body(request).await?;
         if path == "/v1/plan" {
             return admin::plan(&self.router, body);
         }
-        let request = ClientRequest::new(route?, body)?;
+        let request = ClientRequest::new(route, body)?;
         let span = tracing::info_span!(
             "request",
             route = %request.route(),

@@ -2,18 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use baton_daemon::metrics::{Counted, Gauge};
 use baton_proto::{Error, ErrorKind, RequestId, Source, Stage};
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// Legs in the engine. Clones share the table.
 #[derive(Debug, Clone, Default)]
 pub struct InFlight {
     table: Arc<Mutex<HashMap<RequestId, Entry>>>,
-    emptied: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -65,20 +62,6 @@ impl InFlight {
             .count()
     }
 
-    /// Waits up to `time` until the table is empty; whether it is.
-    pub async fn empty(&self, time: Duration) -> bool {
-        let emptied = async {
-            loop {
-                let notified = self.emptied.notified();
-                if self.count() == 0 {
-                    return;
-                }
-                notified.await;
-            }
-        };
-        tokio::time::timeout(time, emptied).await.is_ok()
-    }
-
     fn lock(&self) -> MutexGuard<'_, HashMap<RequestId, Entry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,11 +76,7 @@ impl InFlightLeg {
 
 impl Drop for InFlightLeg {
     fn drop(&mut self) {
-        let mut table = self.table.lock();
-        table.remove(&self.id);
-        if table.is_empty() {
-            self.table.emptied.notify_waiters();
-        }
+        self.table.lock().remove(&self.id);
     }
 }
 
@@ -105,24 +84,19 @@ impl Drop for InFlightLeg {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn refuses_duplicates_and_tells_when_it_is_empty() {
+    #[test]
+    fn refuses_duplicates_until_the_first_has_ended() {
         let (table, gauge) = (InFlight::default(), Gauge::default());
         let id: RequestId = "r".parse().unwrap();
         let leg = table.enter(&id, Stage::Prefill, &gauge).unwrap();
+        let refused = table.enter(&id, Stage::Prefill, &gauge).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Conflict);
         assert_eq!(
-            table.enter(&id, Stage::Prefill, &gauge).unwrap_err().kind,
-            ErrorKind::Conflict
+            (table.count(), table.count_of(Stage::Decode), gauge.get()),
+            (1, 0, 1)
         );
-        assert!(!table.empty(Duration::from_secs(1)).await);
-        let waiting = tokio::spawn({
-            let table = table.clone();
-            async move { table.empty(Duration::from_secs(1)).await }
-        });
-        tokio::task::yield_now().await;
         drop(leg);
-        assert!(waiting.await.unwrap());
-        assert_eq!(gauge.get(), 0);
+        assert_eq!((table.count(), gauge.get()), (0, 0));
         table.enter(&id, Stage::Prefill, &gauge).unwrap();
     }
 }
