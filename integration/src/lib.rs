@@ -18,6 +18,7 @@
 pub mod ask;
 pub mod client;
 pub mod direct;
+pub mod emulated;
 pub mod fake_vllm;
 pub mod fleet;
 pub mod page;
