@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use baton_integration::ask::{PROMPT, completion};
 use baton_integration::client::Answer;
-use baton_integration::fake_vllm::script::{Fault, Gate, Leg, Rule};
-use baton_integration::fake_vllm::side_channel::SideChannel;
-use baton_integration::fake_vllm::{Config, EngineId};
+use baton_integration::emulated::vllm::script::{Fault, Gate, Leg, Rule};
+use baton_integration::emulated::vllm::side_channel::SideChannel;
+use baton_integration::emulated::vllm::{Config, EngineId};
 use baton_integration::fleet::{Fleet, Setup};
 use baton_integration::wait;
 use serde_json::{Value, json};

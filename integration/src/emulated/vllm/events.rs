@@ -175,7 +175,10 @@ impl Stored {
     fn extra_keys(&self) -> Vec<Option<Vec<&str>>> {
         let begins_sequence = self.parent.is_none();
         let of_block = |block: usize| {
-            let salt = self.salt.as_deref().filter(|_| begins_sequence && block == 0);
+            let salt = self
+                .salt
+                .as_deref()
+                .filter(|_| begins_sequence && block == 0);
             let keys: Vec<&str> = self.lora_name.as_deref().into_iter().chain(salt).collect();
             (!keys.is_empty()).then_some(keys)
         };
@@ -221,8 +224,8 @@ impl Serialize for WireHash<'_> {
 
 /// A hash as events tell it by default.
 pub fn as_int(hash: &BlockHash) -> u64 {
-    let [.., a, b, c, d, e, f, g, h] = *hash;
-    u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    let (_, low) = hash.split_last_chunk().expect("a hash has eight bytes");
+    u64::from_be_bytes(*low)
 }
 
 impl Serialize for WireEvent<'_> {
@@ -272,7 +275,9 @@ pub fn block_hash(parent: Option<&BlockHash>, tokens: &[u32], extra: &[ExtraKey]
         content.null();
     } else {
         content.array(extra.len());
-        extra.iter().for_each(|key| content.extra_key(key));
+        for key in extra {
+            content.extra_key(key);
+        }
     }
     Sha256::digest(&content.0).into()
 }
@@ -296,24 +301,17 @@ impl Cbor {
 
     /// Major type and argument, in as few bytes as can be.
     fn head(&mut self, major: u8, argument: u64) {
-        let major = major << 5;
         let bytes = argument.to_be_bytes();
-        match argument {
-            0..24 => self.0.push(major | bytes[7]),
-            24..0x100 => self.0.extend([major | 24, bytes[7]]),
-            0x100..0x1_0000 => {
-                self.0.push(major | 25);
-                self.0.extend(&bytes[6..]);
-            }
-            0x1_0000..0x1_0000_0000 => {
-                self.0.push(major | 26);
-                self.0.extend(&bytes[4..]);
-            }
-            _ => {
-                self.0.push(major | 27);
-                self.0.extend(&bytes);
-            }
-        }
+        // How it follows, or itself.
+        let (low_bits, following) = match argument {
+            0..24 => (bytes[7], &bytes[8..]),
+            24..0x100 => (24, &bytes[7..]),
+            0x100..0x1_0000 => (25, &bytes[6..]),
+            0x1_0000..0x1_0000_0000 => (26, &bytes[4..]),
+            _ => (27, &bytes[..]),
+        };
+        self.0.push((major << 5) | low_bits);
+        self.0.extend(following);
     }
 
     fn array(&mut self, length: usize) {
@@ -340,7 +338,9 @@ impl Cbor {
             ExtraKey::CacheSalt(salt) => &["cache_salt", salt],
         };
         self.array(parts.len());
-        parts.iter().for_each(|part| self.text(part));
+        for part in parts {
+            self.text(part);
+        }
     }
 }
 

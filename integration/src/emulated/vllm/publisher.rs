@@ -1,7 +1,7 @@
 //! The ZMQ publisher of KV events, one per data-parallel rank, as vLLM 0.32.0 has it.
 //!
-//! Batches are numbered and kept for replay when they are published ([`line`]); one task sends them ([`outlet`]), another
-//! one answers replay requests ([`replay`]). Which side binds follows vLLM's rule ([`endpoint`]). What can go wrong on
+//! Batches are numbered and kept for replay when they are published (`line`); one task sends them (`outlet`), another
+//! one answers replay requests (`replay`). Which side binds follows vLLM's rule (`endpoint`). What can go wrong on
 //! this way is switched on by [`Publisher::faults`].
 //!
 //! It speaks through a ZMQ implementation of its own, so that a sidecar that listens through libzmq meets a stranger.
@@ -120,9 +120,18 @@ impl Publisher {
             ignored: AtomicU64::new(0),
         });
         let stop = CancellationToken::new();
-        let mut tasks = vec![tokio::spawn(outlet::run(way, waiting, holding, stop.clone()))];
+        let mut tasks = vec![tokio::spawn(outlet::run(
+            way,
+            waiting,
+            holding,
+            stop.clone(),
+        ))];
         if let Some(way) = replay {
-            tasks.push(tokio::spawn(replay::run(way, Arc::clone(&desk), stop.clone())));
+            tasks.push(tokio::spawn(replay::run(
+                way,
+                Arc::clone(&desk),
+                stop.clone(),
+            )));
         }
         Ok(Self {
             desk,

@@ -56,8 +56,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on the current runtime. `mode` is looked at for each request; `killed` is set by the request that ends the
-    /// listener.
+    /// Listens on the current runtime. `mode` is looked at for each request; `killed` is set when a request has ended
+    /// the listener.
     pub fn start(
         address: SocketAddr,
         facts: &HandshakeFacts,
@@ -71,12 +71,17 @@ impl Listener {
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             let mut socket = RouterSocket::new();
-            socket.bind_listener(listener).await.expect("a bound listener can be adopted");
-            let served = stopped.run_until_cancelled(serve(&mut socket, &handshake, &mode)).await;
+            socket
+                .bind_listener(listener)
+                .await
+                .expect("a bound listener can be adopted");
+            let served = stopped
+                .run_until_cancelled(serve(&mut socket, &handshake, &mode))
+                .await;
+            socket.close().await;
             if served.is_some() {
                 killed.store(true, Ordering::Relaxed);
             }
-            socket.close().await;
         });
         Ok(Self {
             address,
@@ -93,7 +98,9 @@ impl Listener {
     /// Ends it; the port is free when this returns.
     pub async fn stop(mut self) {
         self.stop.cancel();
-        (&mut self.task).await.expect("the side channel's task does not panic");
+        (&mut self.task)
+            .await
+            .expect("the side channel's task does not panic");
     }
 }
 
@@ -136,7 +143,10 @@ fn is_survived(request: &[u8]) -> bool {
 /// The host's monotonic clock, in seconds: one timeline for all engines of a host, whatever their lives.
 fn clock() -> Bytes {
     let now = clock_gettime(ClockId::Monotonic);
-    let since = Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0));
+    let since = Duration::new(
+        now.tv_sec.unsigned_abs(),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    );
     let clock = rmp_serde::to_vec(&since.as_secs_f64()).expect("a number is writable");
     clock.into()
 }

@@ -45,7 +45,8 @@ pub(super) fn of_rank(endpoint: &str, rank: u32) -> anyhow::Result<String> {
 impl Way {
     /// As the rule says.
     pub(super) fn of(endpoint: &str) -> anyhow::Result<Self> {
-        let binds = endpoint.contains('*') || endpoint.contains("::") || endpoint.starts_with("ipc://");
+        let binds =
+            endpoint.contains('*') || endpoint.contains("::") || endpoint.starts_with("ipc://");
         if binds {
             return Self::bind(endpoint);
         }
@@ -61,6 +62,8 @@ impl Way {
         let failed = || format!("cannot listen on {endpoint}");
         match Address::parse(endpoint)? {
             Address::Ipc(path) => {
+                // Whoever listened there last may have left its file; libzmq removes it as well.
+                let _ = std::fs::remove_file(&path);
                 let listener = UnixListener::bind(path).with_context(failed)?;
                 Ok(Self::Bound {
                     endpoint: endpoint.to_owned(),
@@ -142,8 +145,13 @@ mod tests {
 
     #[test]
     fn ranks_are_told_apart_by_ports() {
-        assert_eq!(of_rank("tcp://*:6057", 0).unwrap(), "tcp://*:6057");
-        assert_eq!(of_rank("tcp://*:6057", 1).unwrap(), "tcp://*:6058");
+        let recorded = include_str!("../../../../recordings/vllm/kv_events/sources_dp.json");
+        let recorded: serde_json::Value = serde_json::from_str(recorded).unwrap();
+        for key in ["endpoint", "replay_endpoint"] {
+            let of = |rank: &str| recorded["response"]["body"][rank][key].as_str().unwrap();
+            assert_eq!(of_rank(of("0"), 0).unwrap(), of("0"));
+            assert_eq!(of_rank(of("0"), 1).unwrap(), of("1"));
+        }
         assert_eq!(of_rank("tcp://*:0", 3).unwrap(), "tcp://*:0");
         assert!(of_rank("ipc:///tmp/events", 1).is_err());
     }

@@ -94,7 +94,9 @@ impl Line {
 
     fn mangle(&self, how: Mangled, batch: &Batch, mut message: Frames) -> Frames {
         match how {
-            Mangled::NotMessagePack => message[2] = Bytes::from_static(b"\xc1\xff\x00 no MessagePack"),
+            Mangled::NotMessagePack => {
+                message[2] = Bytes::from_static(b"\xc1\xff\x00 no MessagePack")
+            }
             Mangled::Truncated => {
                 let middle = message[2].len() / 2;
                 message[2].truncate(middle);
@@ -106,7 +108,9 @@ impl Line {
             Mangled::ShortSequence => message[1].truncate(4),
             Mangled::Huge { bytes } => {
                 let zeros = serde_bytes::ByteBuf::from(vec![0; bytes]);
-                message[2] = rmp_serde::to_vec(&zeros).expect("bytes are writable").into();
+                message[2] = rmp_serde::to_vec(&zeros)
+                    .expect("bytes are writable")
+                    .into();
             }
         }
         message
@@ -115,7 +119,10 @@ impl Line {
     fn with_unknown_event(&self, batch: &Batch) -> Bytes {
         let wire = |event| WireEvent::new(event, self.config.form, self.config.hash_form);
         let known = batch.events.iter().map(|event| Foreign::Known(wire(event)));
-        let unknown = Foreign::Unknown(BTreeMap::from([("type", "BlockPromoted"), ("medium", "GPU")]));
+        let unknown = Foreign::Unknown(BTreeMap::from([
+            ("type", "BlockPromoted"),
+            ("medium", "GPU"),
+        ]));
         let all: Vec<_> = std::iter::once(unknown).chain(known).collect();
         events::encode(batch.ts, &all, batch.rank).into()
     }
@@ -153,7 +160,10 @@ impl Line {
         if fault == Some(ReplayFault::Mute) {
             return Vec::new();
         }
-        let wanted = self.history.iter().filter(|(sequence, _)| *sequence >= from);
+        let wanted = self
+            .history
+            .iter()
+            .filter(|(sequence, _)| *sequence >= from);
         let (mut numbers, mut payloads): (Vec<u64>, VecDeque<Bytes>) = wanted.cloned().unzip();
         match fault {
             Some(ReplayFault::OtherPayloads) => match payloads.len() {
@@ -168,7 +178,8 @@ impl Line {
             _ => {}
         }
         let pairs = numbers.into_iter().zip(payloads);
-        let answer = |(sequence, payload)| vec![Bytes::new(), self.topic(), number(sequence), payload];
+        let answer =
+            |(sequence, payload)| vec![Bytes::new(), self.topic(), number(sequence), payload];
         let mut answers: Vec<Frames> = pairs.map(answer).collect();
         if fault == Some(ReplayFault::OutOfOrder) {
             answers.reverse();

@@ -30,11 +30,15 @@ pub(super) async fn run(
     let peer = match way {
         Way::Connects { endpoint } => Some(endpoint),
         Way::Bound { listener, .. } => {
-            socket.bind_listener(listener).await.expect("a bound listener can be adopted");
+            socket
+                .bind_listener(listener)
+                .await
+                .expect("a bound listener can be adopted");
             None
         }
     };
-    stop.run_until_cancelled(send(&mut socket, peer.as_deref(), queue, held)).await;
+    stop.run_until_cancelled(send(&mut socket, peer.as_deref(), queue, held))
+        .await;
     socket.close().await;
 }
 

@@ -13,7 +13,10 @@ use super::{Desk, Frames};
 pub(super) async fn run(way: Way, desk: Arc<Desk>, stop: CancellationToken) {
     let mut socket = RouterSocket::new();
     if let Way::Bound { listener, .. } = way {
-        socket.bind_listener(listener).await.expect("a bound listener can be adopted");
+        socket
+            .bind_listener(listener)
+            .await
+            .expect("a bound listener can be adopted");
     }
     stop.run_until_cancelled(answer(&mut socket, &desk)).await;
     socket.close().await;
@@ -45,6 +48,8 @@ async fn answer(socket: &mut RouterSocket, desk: &Desk) {
 /// As many bytes as there are; a number beyond all others is beyond the buffer, too.
 fn big_endian(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0u64, |number, byte| {
-        number.checked_mul(256).map_or(u64::MAX, |number| number.saturating_add(u64::from(*byte)))
+        number
+            .checked_mul(256)
+            .map_or(u64::MAX, |number| number.saturating_add(u64::from(*byte)))
     })
 }

@@ -95,7 +95,10 @@ impl HandshakeFacts {
         let missing = |what: &str| HandshakeError::Nonsense(format!("it has no {what}"));
         let (agent, rest) =
             agent_name(&metadata.agent_metadata).ok_or_else(|| missing("agent name"))?;
-        let regions = metadata.block_lens.first().zip(metadata.kv_caches_base_addr.first());
+        let regions = metadata
+            .block_lens
+            .first()
+            .zip(metadata.kv_caches_base_addr.first());
         let (block_len_bytes, base_address) = regions.ok_or_else(|| missing("layers"))?;
         Ok(Self {
             compatibility_hash: payload.compatibility_hash,
@@ -165,7 +168,9 @@ fn agent_name(blob: &[u8]) -> Option<(&str, &[u8])> {
 }
 
 fn kv_plane_port(rest: &[u8]) -> Option<u16> {
-    let at = rest.windows(KV_PLANE.len()).position(|window| window == KV_PLANE)?;
+    let at = rest
+        .windows(KV_PLANE.len())
+        .position(|window| window == KV_PLANE)?;
     let port = rest[at + KV_PLANE.len()..].first_chunk()?;
     Some(u16::from_le_bytes(*port))
 }

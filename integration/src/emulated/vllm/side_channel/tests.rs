@@ -23,10 +23,6 @@ fn facts() -> HandshakeFacts {
     facts
 }
 
-fn loopback() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 0))
-}
-
 struct Listening {
     listener: Listener,
     mode: Arc<Mutex<SideChannel>>,
@@ -37,8 +33,13 @@ impl Listening {
     fn start() -> Self {
         let mode = Arc::<Mutex<SideChannel>>::default();
         let killed = Arc::<AtomicBool>::default();
-        let listener =
-            Listener::start(loopback(), &facts(), Arc::clone(&mode), Arc::clone(&killed)).unwrap();
+        let listener = Listener::start(
+            crate::ports::free(),
+            &facts(),
+            Arc::clone(&mode),
+            Arc::clone(&killed),
+        )
+        .unwrap();
         Self {
             listener,
             mode,
@@ -51,7 +52,9 @@ impl Listening {
         let patience = i32::try_from(wait::PATIENCE.as_millis()).unwrap();
         socket.set_linger(0).unwrap();
         socket.set_rcvtimeo(patience).unwrap();
-        socket.connect(&format!("tcp://{}", self.listener.address())).unwrap();
+        socket
+            .connect(&format!("tcp://{}", self.listener.address()))
+            .unwrap();
         socket
     }
 }
@@ -70,7 +73,9 @@ fn field<'a>(map: &'a mut Value, key: &str) -> &'a mut Value {
     let Value::Map(entries) = map else {
         panic!("no map: {map}");
     };
-    let entry = entries.iter_mut().find(|(name, _)| name.as_str() == Some(key));
+    let entry = entries
+        .iter_mut()
+        .find(|(name, _)| name.as_str() == Some(key));
     &mut entry.unwrap().1
 }
 
@@ -90,7 +95,10 @@ fn facts_survive_the_way() {
     assert_eq!(HandshakeFacts::parse(&facts().encode()), Ok(facts()));
     let real = HandshakeFacts::parse(&recorded("decode")).unwrap();
     assert_eq!(real.kv_plane_port, None);
-    assert_eq!((real.layers, real.block_len_bytes, real.num_blocks), (2, 8192, 256));
+    assert_eq!(
+        (real.layers, real.block_len_bytes, real.num_blocks),
+        (2, 8192, 256)
+    );
 }
 
 #[test]
@@ -134,16 +142,24 @@ async fn the_wrong_magic_is_answered_and_all_else_ends_the_listener() {
     for frames in ends {
         let listening = Listening::start();
         let dealer = listening.peer(zmq::DEALER);
-        dealer.send_multipart([&b""[..], b"\x93\xc4\x0bother_magic\x00\x00"], 0).unwrap();
+        dealer
+            .send_multipart([&b""[..], b"\x93\xc4\x0bother_magic\x00\x00"], 0)
+            .unwrap();
         assert_eq!(dealer.recv_multipart(0).unwrap().len(), 3);
         assert!(!listening.killed.load(Ordering::Relaxed));
 
         dealer.send_multipart(frames, 0).unwrap();
-        until("the listener to die", || async { listening.killed.load(Ordering::Relaxed) }).await;
+        until("the listener to die", || async {
+            listening.killed.load(Ordering::Relaxed)
+        })
+        .await;
         let port = listening.listener.address().port();
         let short = Duration::from_millis(200);
         let dead = handshake("127.0.0.1", port, short).await;
-        assert!(matches!(dead, Err(HandshakeError::NoAnswer { .. })), "{dead:?}");
+        assert!(
+            matches!(dead, Err(HandshakeError::NoAnswer { .. })),
+            "{dead:?}"
+        );
     }
 }
 
@@ -154,26 +170,40 @@ async fn a_decode_engine_tells_no_answer_from_nonsense() {
     let says = |mode| *listening.mode.lock().unwrap() = mode;
     let short = Duration::from_millis(200);
 
-    assert_eq!(handshake("127.0.0.1", port, wait::PATIENCE).await, Ok(facts()));
+    assert_eq!(
+        handshake("127.0.0.1", port, wait::PATIENCE).await,
+        Ok(facts())
+    );
     for mode in [SideChannel::Garbage, SideChannel::OtherShape] {
         says(mode);
         let nonsense = handshake("127.0.0.1", port, wait::PATIENCE).await;
-        assert!(matches!(nonsense, Err(HandshakeError::Nonsense(_))), "{nonsense:?}");
+        assert!(
+            matches!(nonsense, Err(HandshakeError::Nonsense(_))),
+            "{nonsense:?}"
+        );
     }
     says(SideChannel::Mute);
     let mute = handshake("127.0.0.1", port, short).await;
-    assert!(matches!(mute, Err(HandshakeError::NoAnswer { .. })), "{mute:?}");
+    assert!(
+        matches!(mute, Err(HandshakeError::NoAnswer { .. })),
+        "{mute:?}"
+    );
 
     listening.listener.stop().await;
     let gone = handshake("127.0.0.1", port, short).await;
-    assert!(matches!(gone, Err(HandshakeError::NoAnswer { .. })), "{gone:?}");
+    assert!(
+        matches!(gone, Err(HandshakeError::NoAnswer { .. })),
+        "{gone:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_engine_understands_libzmq() {
     let router = zmq::Context::new().socket(zmq::ROUTER).unwrap();
     router.set_linger(0).unwrap();
-    router.set_rcvtimeo(i32::try_from(wait::PATIENCE.as_millis()).unwrap()).unwrap();
+    router
+        .set_rcvtimeo(i32::try_from(wait::PATIENCE.as_millis()).unwrap())
+        .unwrap();
     router.bind("tcp://127.0.0.1:*").unwrap();
     let endpoint = router.get_last_endpoint().unwrap().unwrap();
     let port = endpoint.rsplit_once(':').unwrap().1.parse().unwrap();
@@ -184,7 +214,12 @@ async fn a_decode_engine_understands_libzmq() {
         };
         assert!(empty.is_empty() && request == REQUEST);
         let payload = recorded("prefill");
-        let reply: [&[u8]; 4] = [identity, b"", &payload, b"\xcb\x40\xa5\xf7\x35\x76\xed\x47\x41"];
+        let reply: [&[u8]; 4] = [
+            identity,
+            b"",
+            &payload,
+            b"\xcb\x40\xa5\xf7\x35\x76\xed\x47\x41",
+        ];
         router.send_multipart(reply, 0).unwrap();
         router
     });
