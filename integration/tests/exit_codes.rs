@@ -449,7 +449,8 @@ fn engine() -> ExitCode {
         if arguments.iter().any(|argument| argument == "--never") {
             std::future::pending::<()>().await;
         }
-        EmulatedVllm::at(config, &Wire::default(), http, side_channel)
+        EmulatedVllm::at(config, http, side_channel)
+            .unwrap()
             .start()
             .await;
         std::future::pending::<()>().await;
