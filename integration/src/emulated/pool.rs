@@ -200,11 +200,14 @@ impl Pool {
         &mut self.bytes[start + within.start..start + within.end]
     }
 
-    /// Writes nonsense over a block and forgets its hash.
-    pub fn scribble(&mut self, id: BlockId) {
-        self.forget(id);
-        let whole = 0..self.block_bytes;
-        self.write(id, whole).fill(0xa5);
+    /// Writes nonsense over every block that nobody uses, and forgets their hashes.
+    pub fn overwrite_free(&mut self) {
+        let free: Vec<BlockId> = self.free.values().copied().collect();
+        for id in free {
+            self.forget(id);
+            let whole = 0..self.block_bytes;
+            self.write(id, whole).fill(0xa5);
+        }
     }
 
     fn forget(&mut self, id: BlockId) {

@@ -82,16 +82,6 @@ impl State {
         }
     }
 
-    pub(super) fn overwrite_held(&mut self) {
-        let held: Vec<_> = self.held.drain().collect();
-        for (_, held) in held {
-            for id in &held.blocks {
-                self.pool.scribble(*id);
-            }
-            self.pool.give_back(&held.blocks);
-        }
-    }
-
     /// `ID:N` counts towards the release of a held request, `HB:ID,ID` extends leases; what the real engine does not
     /// survive is an error.
     pub(super) fn notified(

@@ -251,9 +251,9 @@ impl Core {
         state.held.len()
     }
 
-    /// Gives all held KV up and writes nonsense over it, without telling anybody.
-    pub fn overwrite_held(&self) {
-        self.state().overwrite_held();
+    /// Writes nonsense over every block that nobody uses, as other requests do sooner or later.
+    pub fn overwrite_free(&self) {
+        self.state().pool.overwrite_free();
     }
 
     /// Counts since the start.

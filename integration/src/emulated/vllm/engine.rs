@@ -400,9 +400,9 @@ impl EmulatedVllm {
         self.cores(Core::stats)
     }
 
-    /// Overwrites the KV it holds for decode without telling anybody.
-    pub fn overwrite_held(&self) {
-        self.cores(Core::overwrite_held);
+    /// Writes nonsense over every block that nobody uses, as other requests do sooner or later.
+    pub fn overwrite_free(&self) {
+        self.cores(Core::overwrite_free);
     }
 
     /// Name of its first rank's NIXL agent.
