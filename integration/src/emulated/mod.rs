@@ -6,6 +6,7 @@
 //! must not share their mistakes.
 
 pub mod core;
+pub mod in_process;
 pub mod model;
 pub mod plane;
 pub mod pool;

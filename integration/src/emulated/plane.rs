@@ -129,8 +129,7 @@ impl Connections {
         let mut stream = self.take(address, agent).await?;
         let mut request = vec![READ];
         request.extend_from_slice(&u32::try_from(ids.len()).unwrap_or(u32::MAX).to_le_bytes());
-        ids.iter()
-            .for_each(|id| request.extend_from_slice(&id.to_le_bytes()));
+        request.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
         stream.write_all(&request).await?;
         if stream.read_u8().await? != 0 {
             return Err(Failure::NoSuchBlock);

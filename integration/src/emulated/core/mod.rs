@@ -270,9 +270,9 @@ impl Core {
             match planned {
                 Planned::Death(of) => return self.process.die(of),
                 Planned::Step(step, fetches) => {
-                    fetches
-                        .into_iter()
-                        .for_each(|fetch| self.start_fetch(fetch));
+                    for fetch in fetches {
+                        self.start_fetch(fetch);
+                    }
                     self.pass_time(step.takes).await;
                     self.state().apply(&step, &self.config, &self.tokenizer);
                     self.tell(false);

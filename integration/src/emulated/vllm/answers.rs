@@ -266,7 +266,7 @@ impl Answer<'_> {
         })
     }
 
-    fn chunk(&self, choices: Value) -> Value {
+    fn chunk(&self, choices: &[Value]) -> Value {
         json!({"id": self.id, "object": self.object(true), "created": CREATED, "model": self.ask.model, "choices": choices})
     }
 
@@ -275,7 +275,7 @@ impl Answer<'_> {
         let choice = json!({
             "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
         });
-        let mut chunk = self.chunk(json!([choice]));
+        let mut chunk = self.chunk(&[choice]);
         if self.ask.continuous_usage {
             chunk["usage"] = self.counts(&[]);
         }
@@ -306,7 +306,7 @@ impl Answer<'_> {
                 "stop_reason": said.stop, "prompt_token_ids": prompt, "token_ids": ids,
             })
         };
-        let mut chunk = self.chunk(json!([choice]));
+        let mut chunk = self.chunk(&[choice]);
         if self.ask.continuous_usage {
             chunk["usage"] = self.counts(std::slice::from_ref(said));
         }
@@ -315,7 +315,7 @@ impl Answer<'_> {
 
     /// The chunk that `stream_options.include_usage` asks for.
     pub(super) fn usage_chunk(&self, said: &[Said]) -> Value {
-        let mut chunk = self.chunk(json!([]));
+        let mut chunk = self.chunk(&[]);
         chunk["usage"] = self.usage(said);
         chunk["system_fingerprint"] = FINGERPRINT.into();
         chunk

@@ -34,6 +34,7 @@ pub struct EventsConfig {
 }
 
 /// How an engine is started.
+#[expect(clippy::struct_excessive_bools, reason = "vLLM's own flags")]
 #[derive(Debug, Clone)]
 pub struct Config {
     /// `kv_role`; `None` for an engine without a connector.
@@ -123,7 +124,8 @@ impl Config {
         }
     }
 
-    pub(super) fn core(&self, rank: u32) -> CoreConfig {
+    /// A rank of it.
+    pub fn core(&self, rank: u32) -> CoreConfig {
         CoreConfig {
             block_size: self.block_size,
             blocks: self.blocks,

@@ -17,12 +17,9 @@ use super::script::{Http, Leg, Rule};
 use super::seen::{Fate, Seen};
 use super::server;
 use super::side_channel::{self, HandshakeFacts, SideChannel};
-use super::telling::Telling;
+use super::telling::{LAYERS, Telling};
 use super::transfer::Transfer;
 use crate::wait::until_some;
-
-/// Of the recorded model.
-const LAYERS: u64 = 2;
 
 /// From the death of the scheduler to the end of the process; the real one takes up to a second.
 const LAST_WORDS: Duration = Duration::from_millis(50);
@@ -183,9 +180,9 @@ impl EmulatedVllm {
             agent: agent.clone(),
             kv_plane_port: Some(plane.local_addr().expect("it is bound").port()),
             block_size: config.block_size,
-            block_len_bytes: config.row_bytes as u64 / LAYERS * u64::from(config.block_size),
+            block_len_bytes: (config.row_bytes / LAYERS) as u64 * u64::from(config.block_size),
             num_blocks: u64::from(config.blocks),
-            layers: LAYERS as usize,
+            layers: LAYERS,
             base_address: rand::rng().random::<u64>() >> 17 << 6,
             layout: config.layout.clone(),
             attention_backend: "CPU_ATTN".to_owned(),

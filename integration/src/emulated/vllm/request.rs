@@ -8,6 +8,7 @@ use super::super::tokenizer::{self, Tokenizer};
 use super::config::Config;
 
 /// A completion or a chat, understood.
+#[expect(clippy::struct_excessive_bools, reason = "the API's own flags")]
 #[derive(Debug, Clone)]
 pub(super) struct Ask {
     pub(super) chat: bool,

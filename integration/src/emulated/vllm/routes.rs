@@ -114,9 +114,10 @@ async fn tokenize(connection: &mut Connection, engine: &EmulatedVllm, request: &
         Ok(tokens) => tokens,
         Err(refused) => return connection.json(refused.status, &refused.body()).await,
     };
-    let strings: Value = match body["return_token_strs"] == true {
-        true => tokens.iter().map(|token| tokenizer.name(*token)).collect(),
-        false => Value::Null,
+    let strings: Value = if body["return_token_strs"] == true {
+        tokens.iter().map(|token| tokenizer.name(*token)).collect()
+    } else {
+        Value::Null
     };
     let offset = engine.config().token_offset;
     let tokens: Vec<u32> = tokens.iter().map(|token| token + offset).collect();

@@ -14,7 +14,7 @@ use super::metrics::{
 use super::publisher::Publisher;
 
 /// Layers of the recorded model: a block is so many descriptors.
-const LAYERS: usize = 2;
+pub(super) const LAYERS: usize = 2;
 
 /// What a rank told so far.
 pub(super) struct Telling {
@@ -68,9 +68,9 @@ impl Listener for Telling {
 
     fn measured(&self, measured: Vec<Measured>) {
         let mut observed = self.observed.lock().unwrap();
-        measured
-            .iter()
-            .for_each(|measured| observe(&mut observed, measured));
+        for measured in &measured {
+            observe(&mut observed, measured);
+        }
     }
 }
 
