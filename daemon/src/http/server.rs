@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::body::Body;
 use super::stall::StallGuard;
 use super::strict;
+use crate::files;
 use crate::run::Exit;
 
 /// Longest head of a request, in bytes. Hyper has no limit of its own but its buffer's, which one read may exceed.
@@ -40,7 +41,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 16_384,
+            connections: files::acceptable_connections().min(16_384),
             head: Duration::from_secs(60),
             stall: Duration::from_secs(60),
             drain: Duration::from_secs(30),
