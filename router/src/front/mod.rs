@@ -3,7 +3,6 @@
 mod relay;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use baton_daemon::http::{self as daemon_http, Body, Handler, method_not_allowed, read_limited};
 use baton_daemon::metrics::{Counted, Registry};
@@ -23,9 +22,6 @@ use crate::admin;
 use crate::prefill::bypass;
 use crate::serve::{Attempt, serve};
 use crate::state::Router;
-
-/// Longest time for a request's body to arrive.
-const BODY_TIME: Duration = Duration::from_secs(60);
 
 /// A client asks with it to be told how its request was served.
 const EXPLAIN: HeaderName = HeaderName::from_static("baton-explain");
@@ -130,7 +126,8 @@ impl Front {
 
     async fn body(&self, request: Request<Incoming>) -> Result<bytes::Bytes, Error> {
         check_media(request.headers())?;
-        let read = read_limited(request.into_body(), self.router.args.max_body(), BODY_TIME).await;
+        let args = &self.router.args;
+        let read = read_limited(request.into_body(), args.max_body(), args.client_timeout()).await;
         read.map_err(daemon_http::BadBody::into_request_error)
     }
 
