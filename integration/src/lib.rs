@@ -17,6 +17,7 @@
 
 pub mod ask;
 pub mod client;
+pub mod demo;
 pub mod direct;
 pub mod emulated;
 pub mod fleet;
