@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use baton_integration::demo::{self, Options, process};
 use clap::{Parser, Subcommand};
 
@@ -37,6 +37,10 @@ enum Internal {
     },
 }
 
+/// Last line of a demo that went well.
+const NEXT: &str = "Next: another load with `cargo xtask demo --requests 1000 --seed 2`, real engines with \
+    `cargo xtask demo --engine vllm`, yours as in README.md, \"Run it on your engines\".";
+
 fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = match &args.internal {
@@ -68,7 +72,12 @@ async fn demonstrate(args: &Args) -> Result<ExitCode> {
             Ok(ExitCode::from(130))
         }
         report = demo::run(&options) => {
-            println!("{}", report?);
+            let report = report?;
+            println!("{}", report.text);
+            if !report.broken.is_empty() {
+                bail!("{}\nlogs are in {}", report.broken.join("\n"), args.logs.display());
+            }
+            println!("{NEXT}");
             Ok(ExitCode::SUCCESS)
         }
     }

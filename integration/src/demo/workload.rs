@@ -1,6 +1,6 @@
 //! What clients ask: a mix of conversations, the same for the same seed.
 
-use std::fmt::Write;
+use std::fmt::{self, Display, Write};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -115,6 +115,19 @@ impl Workload {
             .iter()
             .map(|conversation| conversation.turns.len())
             .sum()
+    }
+}
+
+impl Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} requests (", self.requests())?;
+        for (at, kind) in Kind::ALL.into_iter().enumerate() {
+            let separator = if at == 0 { "" } else { ", " };
+            let of_kind = self.conversations.iter().filter(|one| one.kind == kind);
+            let requests: usize = of_kind.map(|one| one.turns.len()).sum();
+            write!(f, "{separator}{requests} {}s", kind.name())?;
+        }
+        write!(f, "), about {RATE} a second")
     }
 }
 
