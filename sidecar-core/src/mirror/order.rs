@@ -56,7 +56,7 @@ impl Order {
                 missing => Arrival::Gap { missing },
             };
         }
-        let later = self.time.is_some_and(|time| stamp.time > time);
+        let later = stamp.time.is_finite() && self.time.is_some_and(|time| stamp.time > time);
         if later {
             Arrival::Restart
         } else {
@@ -66,7 +66,7 @@ impl Order {
 
     pub(super) fn advance(&mut self, stamp: Stamp) {
         self.seq = Some(stamp.seq);
-        if !stamp.time.is_nan() {
+        if stamp.time.is_finite() {
             self.time = Some(stamp.time);
         }
     }
@@ -113,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_message_without_a_time_is_never_a_restart_and_hides_none() {
-        let order = after(&[stamp(7, 10.0), stamp(8, f64::NAN)]);
+        let order = after(&[stamp(6, 10.0), stamp(7, f64::INFINITY), stamp(8, f64::NAN)]);
+        assert_eq!(order.judge(stamp(0, f64::INFINITY)), Arrival::Older);
         assert_eq!(order.last(), Some(8));
         assert_eq!(order.judge(stamp(8, f64::NAN)), Arrival::Older);
         assert_eq!(order.judge(stamp(0, 11.0)), Arrival::Restart);
