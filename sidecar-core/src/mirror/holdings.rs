@@ -4,6 +4,7 @@ use baton_proto::digest::BlockSetDigest;
 use baton_proto::hash::SequenceHash;
 use baton_proto::worker::Tier;
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 use super::event::EngineHash;
 
@@ -20,10 +21,12 @@ fn slot(tier: Tier) -> Option<usize> {
 struct Counts([u16; TIERS.len()]);
 
 impl Counts {
-    /// Whether it was zero.
-    fn add(&mut self, slot: usize) -> bool {
+    /// Whether it was zero. One that was not is only raised if this is one `more`.
+    fn add(&mut self, slot: usize, more: bool) -> bool {
         let before = self.0[slot];
-        self.0[slot] = before.saturating_add(1);
+        if before == 0 || more {
+            self.0[slot] = before.saturating_add(1);
+        }
         before == 0
     }
 
@@ -54,6 +57,17 @@ pub(super) enum Known {
     Placed(SequenceHash),
     /// To a block that is kept out of the view.
     Outside,
+}
+
+/// What a block was to a tier that it was put into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Put {
+    /// The tier did not hold it.
+    New(SequenceHash),
+    /// The tier held it under another name, or it is not in the view.
+    Unseen,
+    /// The tier held it under this name.
+    Again,
 }
 
 /// What became of a block under one of the engine's names.
@@ -100,63 +114,78 @@ impl Holdings {
         faded.map(|sequence| Known::Placed(*sequence))
     }
 
-    /// Whether a tier holds the block under this name.
-    pub(super) fn is_in(&self, hash: EngineHash, tier: Tier) -> bool {
-        let copies = match self.placed.get(&hash) {
-            Some(placed) => Some(placed.copies),
-            None => self.outside.get(&hash).copied(),
-        };
-        slot(tier).is_some_and(|slot| copies.is_some_and(|copies| copies.0[slot] > 0))
-    }
-
-    /// One more copy of a block in a tier; whether the tier did not hold the block before.
-    pub(super) fn put(&mut self, hash: EngineHash, sequence: SequenceHash, tier: Tier) -> bool {
+    /// One more copy of a block in a tier. One that is there already is counted again if `copies` do count.
+    pub(super) fn put(
+        &mut self,
+        hash: EngineHash,
+        sequence: SequenceHash,
+        tier: Tier,
+        copies: bool,
+    ) -> Put {
         let Some(slot) = slot(tier) else {
-            return false;
+            return Put::Unseen;
         };
         self.faded.remove(&hash);
         let placed = self.placed.entry(hash).or_insert(Placed {
             sequence,
             copies: Counts::default(),
         });
-        let new_name = placed.copies.add(slot);
-        let new_block = new_name && self.sequences.entry(sequence).or_default().add(slot);
-        if new_block {
-            self.views[slot].blocks += 1;
-            self.views[slot].digest.insert(sequence);
+        if !placed.copies.add(slot, copies) {
+            return Put::Again;
         }
-        new_block
+        if !self.sequences.entry(sequence).or_default().add(slot, true) {
+            return Put::Unseen;
+        }
+        self.views[slot].blocks += 1;
+        self.views[slot].digest.insert(sequence);
+        Put::New(sequence)
     }
 
-    /// One more copy of a block that is kept out of the view.
-    pub(super) fn put_outside(&mut self, hash: EngineHash, tier: Tier) {
-        if let Some(slot) = slot(tier) {
-            self.outside.entry(hash).or_default().add(slot);
+    /// The same for a block that is kept out of the view.
+    pub(super) fn put_outside(&mut self, hash: EngineHash, tier: Tier, copies: bool) -> Put {
+        match slot(tier) {
+            Some(slot) if !self.outside.entry(hash).or_default().add(slot, copies) => Put::Again,
+            _ => Put::Unseen,
         }
     }
 
     /// One copy less.
     pub(super) fn take(&mut self, hash: EngineHash, tier: Tier) -> Taken {
-        let Some(slot) = slot(tier).filter(|_| self.is_in(hash, tier)) else {
-            return match self.faded.remove(&hash) {
-                Some(_) => Taken::Unseen,
-                None => Taken::Absent,
-            };
+        let Some(slot) = slot(tier) else {
+            return Taken::Absent;
         };
-        if let Some(placed) = self.placed.get_mut(&hash) {
-            let sequence = placed.sequence;
-            let last_copy = placed.copies.take(slot);
-            if placed.copies.is_zero() {
-                self.placed.remove(&hash);
-            }
-            if last_copy && self.unname(sequence, slot) {
-                return Taken::Gone(sequence);
-            }
-        } else if let Some(copies) = self.outside.get_mut(&hash) {
-            copies.take(slot);
-            if copies.is_zero() {
-                self.outside.remove(&hash);
-            }
+        let Entry::Occupied(mut placed) = self.placed.entry(hash) else {
+            return self.take_unseen(hash, slot);
+        };
+        let Placed { sequence, copies } = placed.get_mut();
+        let sequence = *sequence;
+        if copies.0[slot] == 0 {
+            return Taken::Absent;
+        }
+        let last_copy = copies.take(slot);
+        if copies.is_zero() {
+            placed.remove();
+        }
+        if last_copy && self.unname(sequence, slot) {
+            return Taken::Gone(sequence);
+        }
+        Taken::Unseen
+    }
+
+    fn take_unseen(&mut self, hash: EngineHash, slot: usize) -> Taken {
+        if self.faded.remove(&hash).is_some() {
+            return Taken::Unseen;
+        }
+        let Entry::Occupied(mut outside) = self.outside.entry(hash) else {
+            return Taken::Absent;
+        };
+        let copies = outside.get_mut();
+        if copies.0[slot] == 0 {
+            return Taken::Absent;
+        }
+        copies.take(slot);
+        if copies.is_zero() {
+            outside.remove();
         }
         Taken::Unseen
     }

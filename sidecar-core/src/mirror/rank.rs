@@ -7,7 +7,7 @@ use baton_proto::worker::Tier;
 
 use super::changes::Changes;
 use super::event::{BlockEvent, Content, EngineHash, Removed, Stored, Told};
-use super::holdings::{Holdings, Known, TIERS, Taken};
+use super::holdings::{Holdings, Known, Put, TIERS, Taken};
 use super::oddity::{Doubts, Oddity, Tally};
 use super::order::{Arrival, Order, Stamp};
 
@@ -197,15 +197,15 @@ impl RankView {
         tier: Tier,
         changes: &mut Changes,
     ) -> Link {
-        let known = self.holdings.find(hash);
-        if let (Some(Known::Placed(known)), Link::Placed(computed)) = (known, computed)
-            && known != computed
+        let mut known = self.holdings.find(hash);
+        if let (Some(Known::Placed(known_as)), Link::Placed(computed)) = (known, computed)
+            && known_as != computed
         {
             self.expel(hash, changes);
             self.lose_blocks(Oddity::Conflict, 1, tier, changes);
+            known = self.holdings.find(hash);
         }
-        // Again, since the block may have been expelled.
-        let place = match (self.holdings.find(hash), computed) {
+        let place = match (known, computed) {
             (Some(known), _) => known,
             (None, Link::Placed(sequence)) => Known::Placed(sequence),
             (None, Link::Outside) => Known::Outside,
@@ -237,19 +237,15 @@ impl RankView {
     /// these reports while a rank is uncertain, and then a block that is there already is not counted again: the view of
     /// an uncertain rank may lack a block, but has none that is not there.
     fn put(&mut self, hash: EngineHash, place: Known, tier: Tier, changes: &mut Changes) {
-        if self.holdings.is_in(hash, tier) {
-            self.tally.add(Oddity::SecondCopy);
-            if !self.doubts.is_empty() {
-                return;
-            }
-        }
-        match place {
-            Known::Outside => self.holdings.put_outside(hash, tier),
-            Known::Placed(sequence) => {
-                if self.holdings.put(hash, sequence, tier) {
-                    changes.stored(sequence, tier);
-                }
-            }
+        let copies = self.doubts.is_empty();
+        let put = match place {
+            Known::Placed(sequence) => self.holdings.put(hash, sequence, tier, copies),
+            Known::Outside => self.holdings.put_outside(hash, tier, copies),
+        };
+        match put {
+            Put::New(sequence) => changes.stored(sequence, tier),
+            Put::Again => self.tally.add(Oddity::SecondCopy),
+            Put::Unseen => {}
         }
     }
 
