@@ -16,6 +16,7 @@
 )]
 
 pub mod ask;
+pub mod bench;
 pub mod client;
 pub mod demo;
 pub mod direct;
