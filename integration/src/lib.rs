@@ -25,5 +25,6 @@ pub mod fleet;
 pub mod page;
 pub mod panics;
 pub mod ports;
+pub mod replay;
 pub mod telemetry;
 pub mod wait;
