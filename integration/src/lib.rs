@@ -17,6 +17,7 @@
 
 pub mod ask;
 pub mod client;
+pub mod conformance;
 pub mod direct;
 pub mod fake_vllm;
 pub mod fleet;
