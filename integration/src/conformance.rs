@@ -70,11 +70,16 @@ pub fn run(
     mut told: impl FnMut(&CaseReport),
 ) -> Vec<CaseReport> {
     let mut reports = Vec::new();
-    for case in cases::all().into_iter().filter(|case| wanted(case)) {
+    let cases: Vec<Case> = cases::all().into_iter().filter(|case| wanted(case)).collect();
+    for (number, case) in cases.iter().enumerate() {
         let started = Instant::now();
-        let outcome = Runner::new(target, &case).run();
+        let outcome = Runner::new(target, case).run();
+        let next = cases.get(number + 1);
+        if next.is_none_or(|next| next.setup != case.setup) {
+            target.end(case.setup);
+        }
         let report = CaseReport {
-            name: case.name,
+            name: case.name.clone(),
             outcome,
             seconds: started.elapsed().as_secs_f64(),
         };

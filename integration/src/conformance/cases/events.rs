@@ -18,6 +18,7 @@ fn one_token(prompt: impl Iterator<Item = u64>) -> Value {
 /// 64 blocks: what was used last is evicted last, each sequence from its tail; a reset is told with the next request only.
 fn evictions() -> Case {
     let asked = [
+        "kv_event_sources",
         "completion",
         "completion_token_ids_in",
         "completion_stream",

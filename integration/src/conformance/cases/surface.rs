@@ -24,7 +24,7 @@ const ALONE: [&str; 16] = [
 ];
 
 /// Depend on flags that an engine which runs already may not have.
-const WITH_RECORDED_FLAGS: [&str; 3] = ["kv_event_sources", "err_too_long", "reset_prefix_cache"];
+const WITH_RECORDED_FLAGS: [&str; 2] = ["err_too_long", "reset_prefix_cache"];
 
 pub(super) fn cases() -> Vec<Case> {
     let single = |name: &str| Case::new(name, Setup::First, [ask(name)]);
