@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::fake_vllm::model;
+use crate::emulated::model;
 
 /// A prompt of several blocks.
 pub const PROMPT: &str =

@@ -17,8 +17,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{self, Answer, Exchange};
-use crate::fake_vllm::kv::Wire;
-use crate::fake_vllm::{Config, FakeVllm};
+use crate::emulated::vllm::{Config, EmulatedVllm};
 use crate::page::Page;
 use crate::wait::{bounded, until, until_some};
 use crate::{panics, ports};
@@ -194,9 +193,7 @@ impl Setup {
     pub async fn start_without_waiting(self) -> Fleet {
         start_logs();
         panics::watch();
-        let wire = Wire::default();
         let mut fleet = Fleet {
-            wire: wire.clone(),
             routers: Vec::new(),
             sidecars: Vec::new(),
             router_flags: self.router_flags.clone(),
@@ -232,13 +229,12 @@ struct Router {
 struct Sidecar {
     name: String,
     address: SocketAddr,
-    engine: FakeVllm,
+    engine: EmulatedVllm,
     daemon: Option<Daemon>,
 }
 
 /// A running fleet.
 pub struct Fleet {
-    wire: Wire,
     routers: Vec<Router>,
     sidecars: Vec<Sidecar>,
     router_flags: Vec<String>,
@@ -269,7 +265,7 @@ impl Fleet {
 
     /// Adds a worker: its engine, if it is to be started, and its sidecar.
     pub async fn add_worker(&mut self, name: &str, config: Config, engine_present: bool) {
-        let engine = FakeVllm::new(config, &self.wire);
+        let engine = EmulatedVllm::new(config);
         if engine_present {
             engine.start().await;
         }
@@ -292,7 +288,7 @@ impl Fleet {
     }
 
     /// A sidecar of this worker id at this address.
-    pub fn sidecar_daemon(&self, name: &str, address: SocketAddr, engine: &FakeVllm) -> Daemon {
+    pub fn sidecar_daemon(&self, name: &str, address: SocketAddr, engine: &EmulatedVllm) -> Daemon {
         let routers: Vec<String> = self
             .routers
             .iter()
@@ -335,7 +331,7 @@ impl Fleet {
     }
 
     /// A worker's engine.
-    pub fn engine(&self, name: &str) -> &FakeVllm {
+    pub fn engine(&self, name: &str) -> &EmulatedVllm {
         &self.sidecar(name).engine
     }
 

@@ -1,7 +1,7 @@
 //! Peers and faults: what Baton must survive, in one process and in seconds.
 //!
-//! [`fake_vllm`] is a small scripted engine: it speaks the wire of vLLM 0.32.0 as far as a sidecar uses it, derives its
-//! text from the KV it holds, so that wrong KV changes the text, and dies where the real one dies. [`fleet`] puts a router
+//! [`emulated`] are engines that speak the real wire, derive their text from the KV they hold, so that wrong KV changes the
+//! text, fail in every way and die where the real ones die. [`fleet`] puts a router
 //! and sidecars, each on a runtime of its own, around such engines. [`client`] speaks HTTP byte by byte, for a client that
 //! behaves badly is made of bytes. [`direct`] speaks Baton's own protocol, for a peer that does.
 //!
@@ -19,7 +19,7 @@ pub mod ask;
 pub mod client;
 pub mod conformance;
 pub mod direct;
-pub mod fake_vllm;
+pub mod emulated;
 pub mod fleet;
 pub mod page;
 pub mod panics;

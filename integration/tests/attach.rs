@@ -1,8 +1,8 @@
 //! Which engines get work at all: those that are there, are what they say, and fit together.
 
 use baton_integration::ask::completion;
-use baton_integration::fake_vllm::side_channel::SideChannel;
-use baton_integration::fake_vllm::{Config, Http};
+use baton_integration::emulated::vllm::side_channel::SideChannel;
+use baton_integration::emulated::vllm::{Config, Http};
 use baton_integration::fleet::{Fleet, Setup};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,9 +107,9 @@ async fn pairs_that_cannot_hand_over_are_never_tried_and_say_why() {
             "block_size" => config.block_size = 64,
             "compatibility_hash" => {
                 config.compatibility_hash =
-                    "0000002e67ae07159c7f0b1a8477b52881665113f0649995de773a219769682e";
+                    "0000002e67ae07159c7f0b1a8477b52881665113f0649995de773a219769682e".to_owned();
             }
-            "kv_cache_layout" => config.layout = "BLNHC",
+            "kv_cache_layout" => config.layout = "BLNHC".to_owned(),
             _ => config.token_offset = 1,
         }
         config

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use baton_daemon::http::{Body, Handler, Limits, empty, serve};
 use baton_integration::client::{self, Exchange, request};
-use baton_integration::fake_vllm::model;
-use baton_integration::fake_vllm::script::{Leg, Rule};
+use baton_integration::emulated::model;
+use baton_integration::emulated::vllm::script::{Leg, Rule};
 use baton_integration::fleet::{self, Fleet, Setup, TOKEN};
 use baton_integration::{ports, wait};
 use baton_proto::call::path;
@@ -408,7 +408,7 @@ async fn requests_over_the_routers_limit_are_told_to_come_back() {
         .router(&["--max-requests", "1"])
         .start()
         .await;
-    let gate = baton_integration::fake_vllm::script::Gate::new();
+    let gate = baton_integration::emulated::vllm::script::Gate::new();
     fleet
         .engine("p0")
         .script(Rule::on(Leg::Prefill).gate(&gate));

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use baton_integration::ask::{chat, completion};
 use baton_integration::client::Answer;
-use baton_integration::fake_vllm::Fate;
-use baton_integration::fake_vllm::script::{Fault, Gate, Leg, Rule};
+use baton_integration::emulated::vllm::Fate;
+use baton_integration::emulated::vllm::script::{Fault, Gate, Leg, Rule};
 use baton_integration::fleet::Setup;
 use baton_integration::wait;
 use serde_json::Value;

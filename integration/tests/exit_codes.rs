@@ -11,8 +11,7 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use baton_integration::fake_vllm::kv::Wire;
-use baton_integration::fake_vllm::{Config, FakeVllm};
+use baton_integration::emulated::vllm::{Config, EmulatedVllm};
 use baton_integration::ports;
 use baton_router::args::RouterArgs;
 use baton_sidecar_vllm::args::VllmArgs;
@@ -450,7 +449,8 @@ fn engine() -> ExitCode {
         if arguments.iter().any(|argument| argument == "--never") {
             std::future::pending::<()>().await;
         }
-        FakeVllm::at(config, &Wire::default(), http, side_channel)
+        EmulatedVllm::at(config, http, side_channel)
+            .unwrap()
             .start()
             .await;
         std::future::pending::<()>().await;

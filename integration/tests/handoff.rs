@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use baton_integration::client::{self, Answer};
 use baton_integration::direct::{self, Prefilled};
-use baton_integration::fake_vllm::script::{Fault, Gate, Leg, Rule};
-use baton_integration::fake_vllm::{Config, EngineId, Fate, model};
+use baton_integration::emulated::model;
+use baton_integration::emulated::vllm::script::{Fault, Gate, Leg, Rule};
+use baton_integration::emulated::vllm::{Config, EngineId, Fate};
 use baton_integration::fleet::{Fleet, Setup};
 use baton_integration::wait;
 use baton_proto::call::{CONTENT_TYPE, path};

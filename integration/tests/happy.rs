@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use baton_integration::client::{self, Answer};
-use baton_integration::fake_vllm::script::{Fault, Leg, Rule};
-use baton_integration::fake_vllm::{Config, Seen, model};
+use baton_integration::emulated::model;
+use baton_integration::emulated::vllm::script::{Fault, Leg, Rule};
+use baton_integration::emulated::vllm::{Config, Seen};
 use baton_integration::fleet::{Fleet, Setup};
 use serde_json::{Value, json};
 
@@ -434,7 +435,7 @@ async fn the_router_shows_its_models_its_plan_and_how_a_request_was_served() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_with_an_api_key_is_given_it_and_no_other() {
     let keyed = |role| Config {
-        api_key: Some("engines-own-key"),
+        api_key: Some("engines-own-key".to_owned()),
         ..Config::new(Some(role))
     };
     let fleet = Setup::new()

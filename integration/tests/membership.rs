@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use baton_integration::fake_vllm::script::{Gate, Leg, Rule};
-use baton_integration::fake_vllm::{Config, FakeVllm, Fate, model};
+use baton_integration::emulated::model;
+use baton_integration::emulated::vllm::script::{Gate, Leg, Rule};
+use baton_integration::emulated::vllm::{Config, EmulatedVllm, Fate};
 use baton_integration::fleet::{self, Fleet, Setup};
 use baton_integration::{client, direct, ports, wait};
 use baton_proto::call::path;
@@ -94,7 +95,7 @@ async fn requests_of_a_router_that_crashes_end_in_the_engines() {
     // Nobody is left to release the first one's handoff, and its lease is long; this ends it for the final judgement.
     fleet
         .engine("p0")
-        .restart(baton_integration::fake_vllm::EngineId::New)
+        .restart(baton_integration::emulated::vllm::EngineId::New)
         .await;
     fleet.start_router(0).await;
     fleet.all_ready().await;
@@ -232,8 +233,7 @@ async fn a_quarantine_outlives_the_decode_sidecar() {
 async fn of_two_sidecars_with_one_id_the_later_one_counts() {
     let fleet = Setup::new().plain("a").start().await;
     let older = fleet.sidecar_address("a");
-    let wire = baton_integration::fake_vllm::kv::Wire::default();
-    let other = FakeVllm::new(Config::new(None), &wire);
+    let other = EmulatedVllm::new(Config::new(None));
     other.start().await;
     let address = ports::free();
     let later = fleet.sidecar_daemon("a", address, &other);

@@ -2,8 +2,9 @@
 
 use baton_integration::client::{Answer, Exchange};
 use baton_integration::direct;
-use baton_integration::fake_vllm::script::{Gate, Leg, Rule};
-use baton_integration::fake_vllm::{Config, model};
+use baton_integration::emulated::model;
+use baton_integration::emulated::vllm::Config;
+use baton_integration::emulated::vllm::script::{Gate, Leg, Rule};
 use baton_integration::fleet::{Fleet, Setup};
 use baton_integration::wait;
 use baton_proto::call::path;

@@ -1,8 +1,9 @@
 //! Clients that go away: whatever was begun for them ends, what an engine still holds is counted, and nothing leaks.
 
 use baton_integration::client::Exchange;
-use baton_integration::fake_vllm::script::{Gate, Leg, Rule};
-use baton_integration::fake_vllm::{Config, Fate, model};
+use baton_integration::emulated::model;
+use baton_integration::emulated::vllm::script::{Gate, Leg, Rule};
+use baton_integration::emulated::vllm::{Config, Fate};
 use baton_integration::fleet::{Fleet, Setup};
 
 const PROMPT: &str =
@@ -112,12 +113,7 @@ async fn in_the_middle_of_its_stream() {
         d0.script(Rule::on(Leg::Decode).gate_after(2, &gate));
         let mut exchange = fleet.begin("/v1/completions", body(true)).await;
         exchange
-            .until(
-                &model::words(
-                    &model::kv_of(&PROMPT.bytes().map(u32::from).collect::<Vec<_>>(), 32),
-                    2,
-                )[1],
-            )
+            .until(&model::text(PROMPT, 2)[model::text(PROMPT, 1).len()..])
             .await;
         leave(exchange, reset);
         d0.saw(Leg::Decode, Fate::Aborted).await;

@@ -9,11 +9,11 @@
 
 use std::time::Duration;
 
-use baton_integration::ask::{PROMPT, completion};
+use baton_integration::ask::{PROMPT, chat, completion};
 use baton_integration::client::Answer;
-use baton_integration::fake_vllm::script::{Fault, Gate, Leg, Rule};
-use baton_integration::fake_vllm::side_channel::SideChannel;
-use baton_integration::fake_vllm::{Config, EngineId};
+use baton_integration::emulated::vllm::script::{Fault, Gate, Leg, Rule};
+use baton_integration::emulated::vllm::side_channel::SideChannel;
+use baton_integration::emulated::vllm::{Config, EngineId};
 use baton_integration::fleet::{Fleet, Setup};
 use baton_integration::wait;
 use serde_json::{Value, json};
@@ -292,6 +292,7 @@ async fn kv_whose_lease_is_over_spoils_no_answer() {
         fleet.engine("p0").holds() == 0
     })
     .await;
+    fleet.engine("p0").overwrite_free();
     gate.open();
     let answer = exchange.finish().await;
     assert_ne!(
@@ -309,6 +310,8 @@ async fn kv_whose_lease_is_over_spoils_no_answer() {
 async fn a_prefill_engine_that_cannot_confirm_gets_no_answer_out() {
     for mode in [SideChannel::Garbage, SideChannel::Mute] {
         let fleet = Setup::split().start().await;
+        // Engines that have met need no side channel any more; sidecars do.
+        fleet.chat(&chat(false).body).await.served();
         let ask = completion(true);
         let gate = Gate::new();
         fleet.engine("d0").script(Rule::on(Leg::Decode).gate(&gate));

@@ -1,13 +1,13 @@
-//! The fake's HTTP/1.1 server, written on the socket itself: a server that misbehaves is made of bytes.
+//! The engine's HTTP/1.1 server, written on the socket itself: a server that misbehaves is made of bytes.
 
-use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 
-use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{BLOCKS, FakeVllm, Http, Life, MODEL, answers, generate, model};
+use super::engine::{EmulatedVllm, Life};
+use super::routes;
+use super::script::Http;
 
 /// A request as it came.
 #[derive(Debug)]
@@ -22,7 +22,8 @@ pub(super) struct Request {
 pub(super) struct Connection {
     stream: TcpStream,
     ahead: Vec<u8>,
-    sent: Arc<Mutex<Vec<u8>>>,
+    /// Where what is sent is remembered, if it is.
+    sent: Option<Arc<Mutex<Vec<u8>>>>,
 }
 
 /// Whether a connection goes on.
@@ -36,10 +37,10 @@ pub(super) enum After {
 }
 
 /// Serves one life of the engine.
-pub(super) async fn serve(engine: FakeVllm, life: Arc<Life>, listener: TcpListener) {
+pub(super) async fn serve(engine: EmulatedVllm, life: Arc<Life>, listener: TcpListener) {
     loop {
         let accepted = tokio::select! {
-            () = life.dead.cancelled() => return,
+            () = life.death.dead.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, _)) = accepted else { return };
@@ -49,10 +50,10 @@ pub(super) async fn serve(engine: FakeVllm, life: Arc<Life>, listener: TcpListen
             let mut connection = Connection {
                 stream,
                 ahead: Vec::new(),
-                sent: Arc::default(),
+                sent: None,
             };
             let after = tokio::select! {
-                () = life.dead.cancelled() => After::Reset,
+                () = life.death.dead.cancelled() => After::Reset,
                 after = connection.serve(&engine, &life) => after,
             };
             if matches!(after, After::Reset) {
@@ -63,15 +64,17 @@ pub(super) async fn serve(engine: FakeVllm, life: Arc<Life>, listener: TcpListen
 }
 
 impl Connection {
-    async fn serve(&mut self, engine: &FakeVllm, life: &Arc<Life>) -> After {
+    async fn serve(&mut self, engine: &EmulatedVllm, life: &Arc<Life>) -> After {
         loop {
-            self.sent = Arc::default();
+            self.sent = None;
             let Some(request) = self.read().await else {
                 return After::Close;
             };
             let mode = *engine.inner.http_mode.lock().unwrap();
             let after = match mode {
-                Http::Normal => self.route(engine, life, request).await,
+                Http::Normal | Http::SlowHealth(_) => {
+                    routes::route(self, engine, life, &request).await
+                }
                 Http::Garbage => {
                     self.write(b"\x00\x01\x02 I am not an HTTP server\r\n\r\n")
                         .await;
@@ -90,66 +93,6 @@ impl Connection {
                 return after;
             }
         }
-    }
-
-    async fn route(&mut self, engine: &FakeVllm, life: &Arc<Life>, request: Request) -> After {
-        let config = engine.config();
-        let open = matches!(request.path.as_str(), "/health" | "/metrics" | "/version");
-        let bearer = config.api_key.map(|key| format!("Bearer {key}"));
-        let admitted = bearer.is_none_or(|bearer| {
-            request
-                .headers
-                .iter()
-                .any(|(name, value)| name == "authorization" && *value == bearer)
-        });
-        if !open && !admitted {
-            let body = json!({"error": "Unauthorized"});
-            return self.json(401, &body).await;
-        }
-        match (request.method.as_str(), request.path.as_str()) {
-            ("GET", "/health") => self.answer(200, "application/json", b"").await,
-            ("GET", "/version") => self.json(200, &json!({"version": "0.32.0"})).await,
-            ("GET", "/v1/models") => self.json(200, &answers::models()).await,
-            ("GET", "/metrics") => {
-                let page = metrics(engine, life);
-                self.answer(
-                    200,
-                    "text/plain; version=0.0.4; charset=utf-8",
-                    page.as_bytes(),
-                )
-                .await
-            }
-            ("POST", "/tokenize") => self.tokenize(engine, &request).await,
-            ("POST", "/v1/completions" | "/v1/chat/completions") => {
-                generate::generate(self, engine, life, &request).await
-            }
-            ("POST", "/v1/embeddings") => {
-                generate::note(engine, &request).ended(super::Fate::Answered);
-                let body = json!({"object": "list", "model": MODEL, "data": [
-                    {"object": "embedding", "index": 0, "embedding": [0.5, 0.25]},
-                ]});
-                self.json(200, &body).await
-            }
-            _ => self.json(404, &json!({"detail": "Not Found"})).await,
-        }
-    }
-
-    async fn tokenize(&mut self, engine: &FakeVllm, request: &Request) -> After {
-        let body: serde_json::Value = serde_json::from_slice(&request.body).unwrap_or_default();
-        let tokens = if body["prompt"].is_null() {
-            model::chat_tokens(&body["messages"])
-        } else {
-            model::prompt_tokens(&body["prompt"])
-        };
-        let Some(tokens) = tokens else {
-            return self
-                .json(400, &answers::error(400, "BadRequestError", "no prompt"))
-                .await;
-        };
-        let offset = engine.config().token_offset;
-        let tokens: Vec<u32> = tokens.iter().map(|token| token + offset).collect();
-        let body = json!({"count": tokens.len(), "max_model_len": 1024, "tokens": tokens, "token_strs": null});
-        self.json(200, &body).await
     }
 
     /// A whole JSON answer.
@@ -171,13 +114,15 @@ impl Connection {
 
     /// Writes bytes; whether somebody still takes them.
     pub(super) async fn write(&mut self, bytes: &[u8]) -> bool {
-        self.sent.lock().unwrap().extend_from_slice(bytes);
+        if let Some(sent) = &self.sent {
+            sent.lock().unwrap().extend_from_slice(bytes);
+        }
         self.stream.write_all(bytes).await.is_ok()
     }
 
-    /// What is sent from now on belongs to this request.
-    pub(super) fn record(&mut self, sent: &Arc<Mutex<Vec<u8>>>) {
-        self.sent = Arc::clone(sent);
+    /// What is sent from now on is remembered here.
+    pub(super) fn record(&mut self, sent: Arc<Mutex<Vec<u8>>>) {
+        self.sent = Some(sent);
     }
 
     /// Resolves when the peer has gone.
@@ -243,32 +188,4 @@ pub(super) fn head(status: u16, content_type: &str, length: Option<usize>) -> Ve
         "HTTP/1.1 {status} Status\r\nserver: uvicorn\r\ncontent-type: {content_type}\r\n{framing}\r\n\r\n"
     )
     .into_bytes()
-}
-
-fn metrics(engine: &FakeVllm, life: &Life) -> String {
-    use std::sync::atomic::Ordering::Relaxed;
-    let config = engine.config();
-    let (running, pulled) = (
-        life.running.load(Relaxed),
-        life.transferred_tokens.load(Relaxed),
-    );
-    let mut page = format!(
-        "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n\
-         # TYPE process_start_time_seconds gauge\n\
-         process_start_time_seconds {}\n\
-         vllm:cache_config_info{{block_size=\"{}\",engine=\"0\",num_gpu_blocks=\"{BLOCKS}\",prefix_caching_hash_algo=\"sha256\"}} 1.0\n\
-         vllm:num_requests_running{{engine=\"0\",model_name=\"{MODEL}\"}} {running}.0\n\
-         vllm:num_requests_waiting{{engine=\"0\",model_name=\"{MODEL}\"}} 0.0\n\
-         vllm:kv_cache_usage_perc{{engine=\"0\",model_name=\"{MODEL}\"}} 0.0\n\
-         vllm:prompt_tokens_by_source_total{{engine=\"0\",model_name=\"{MODEL}\",source=\"external_kv_transfer\"}} {pulled}.0\n",
-        life.started, config.block_size
-    );
-    if config.role.is_some() {
-        let _ = write!(
-            page,
-            "vllm:nixl_bytes_transferred_count{{engine=\"0\",model_name=\"{MODEL}\"}} 0.0\n\
-             vllm:nixl_num_kv_expired_reqs_total{{engine=\"0\",model_name=\"{MODEL}\"}} 0.0\n"
-        );
-    }
-    page
 }

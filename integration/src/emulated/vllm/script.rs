@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::watch;
@@ -19,6 +20,22 @@ pub enum Leg {
     Local,
 }
 
+/// How the HTTP server as a whole behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Http {
+    /// As it should.
+    #[default]
+    Normal,
+    /// It answers every request with bytes that are no HTTP.
+    Garbage,
+    /// It accepts and never answers, as a process that was stopped by a signal.
+    Mute,
+    /// It answers every request with HTML.
+    OtherServer,
+    /// It takes so long to say that it is healthy.
+    SlowHealth(Duration),
+}
+
 type Change = Arc<dyn Fn(&mut Value) + Send + Sync>;
 
 /// What goes wrong with one request.
@@ -28,6 +45,8 @@ pub enum Fault {
     None,
     /// It is taken and never answered.
     Hang,
+    /// The head of an answer, then nothing.
+    HangAfterHead,
     /// The connection is reset instead of an answer.
     Reset,
     /// The engine dies instead of answering.
@@ -90,6 +109,7 @@ impl fmt::Debug for Fault {
         f.write_str(match self {
             Self::None => "None",
             Self::Hang => "Hang",
+            Self::HangAfterHead => "HangAfterHead",
             Self::Reset => "Reset",
             Self::Die => "Die",
             Self::Status(..) => "Status",

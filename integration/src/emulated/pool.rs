@@ -1,0 +1,313 @@
+//! The paged KV cache of one rank: real bytes in blocks, found again by hash, evicted least recently used first.
+//!
+//! It does what vLLM's block pool does: a freed block keeps its hash and its bytes until it is needed for something else,
+//! the tail of a sequence is evicted first, and every full block is announced, a second copy of one included.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Hash of a full block with its whole prefix.
+pub type BlockHash = [u8; 32];
+
+/// Number of a block; 0 is the null block, which is never used.
+pub type BlockId = u32;
+
+/// What happened to the cache, in the order in which it happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Full blocks can be found from now on.
+    Stored {
+        /// Their hashes, in the order of the sequence.
+        hashes: Vec<BlockHash>,
+        /// The block before them; `None` for the first of a sequence.
+        parent: Option<BlockHash>,
+        /// Their tokens.
+        tokens: Vec<u32>,
+        /// What else their hashes depend on.
+        keys: CacheKeys,
+    },
+    /// A block was evicted.
+    Removed(BlockHash),
+    /// Nothing can be found any more.
+    Cleared,
+}
+
+/// What separates sequences of equal tokens.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheKeys {
+    /// LoRA adapter and its number.
+    pub lora: Option<(String, u64)>,
+    /// The request's `cache_salt`.
+    pub salt: Option<String>,
+    /// Told with the blocks, but no part of their hash.
+    pub session: Option<String>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Block {
+    users: u32,
+    hash: Option<BlockHash>,
+    /// Its place in the order of eviction, while nobody uses it.
+    free_since: u64,
+}
+
+/// The paged KV cache of one rank.
+#[derive(Debug)]
+pub struct Pool {
+    block_bytes: usize,
+    bytes: Vec<u8>,
+    blocks: Vec<Block>,
+    free: BTreeMap<u64, BlockId>,
+    clock: u64,
+    cached: HashMap<BlockHash, Vec<BlockId>>,
+    changes: Vec<Change>,
+}
+
+impl Pool {
+    /// `blocks` of this many bytes, the null block among them.
+    pub fn new(blocks: u32, block_bytes: usize) -> Self {
+        let mut pool = Self {
+            block_bytes,
+            bytes: vec![0; blocks as usize * block_bytes],
+            blocks: vec![Block::default(); blocks as usize],
+            free: BTreeMap::new(),
+            clock: 0,
+            cached: HashMap::new(),
+            changes: Vec::new(),
+        };
+        (1..blocks).for_each(|id| pool.put_free(id));
+        pool
+    }
+
+    /// Blocks that can be taken, evicting what they hold.
+    pub fn available(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Blocks in use, of all that there are.
+    pub fn usage(&self) -> (usize, usize) {
+        let usable = self.blocks.len() - 1;
+        (usable - self.free.len(), usable)
+    }
+
+    /// The longest run of these blocks that is held, from the first on.
+    pub fn longest_prefix(&self, hashes: &[BlockHash]) -> Vec<BlockId> {
+        hashes
+            .iter()
+            .map_while(|hash| self.cached.get(hash)?.first().copied())
+            .collect()
+    }
+
+    /// Uses held blocks: nobody can evict them.
+    pub fn share(&mut self, ids: &[BlockId]) {
+        for id in ids {
+            let block = &mut self.blocks[*id as usize];
+            if block.users == 0 {
+                self.free.remove(&block.free_since);
+            }
+            block.users += 1;
+        }
+    }
+
+    /// Takes blocks, least recently used first. `None` if there are too few.
+    pub fn take(&mut self, count: usize) -> Option<Vec<BlockId>> {
+        if self.free.len() < count {
+            return None;
+        }
+        let ids = (0..count)
+            .filter_map(|_| self.free.pop_first())
+            .map(|(_, id)| id)
+            .collect::<Vec<_>>();
+        for id in &ids {
+            self.forget(*id);
+            self.blocks[*id as usize].users = 1;
+        }
+        Some(ids)
+    }
+
+    /// Gives blocks of a sequence back, in the order of the sequence; the last one will be evicted first.
+    pub fn give_back(&mut self, ids: &[BlockId]) {
+        for id in ids.iter().rev() {
+            let block = &mut self.blocks[*id as usize];
+            debug_assert!(block.users > 0, "block {id} is given back once too often");
+            block.users -= 1;
+            if block.users == 0 {
+                self.put_free(*id);
+            }
+        }
+    }
+
+    /// Full blocks of a sequence can be found from now on.
+    pub fn store(
+        &mut self,
+        blocks: &[(BlockId, BlockHash)],
+        parent: Option<BlockHash>,
+        tokens: &[u32],
+        keys: &CacheKeys,
+    ) {
+        if blocks.is_empty() {
+            return;
+        }
+        for (id, hash) in blocks {
+            self.blocks[*id as usize].hash = Some(*hash);
+            self.cached.entry(*hash).or_default().push(*id);
+        }
+        let hashes: Vec<_> = blocks.iter().map(|(_, hash)| *hash).collect();
+        self.announce(&hashes, parent, tokens, keys);
+    }
+
+    /// Tells of blocks that are held already.
+    pub fn announce(
+        &mut self,
+        hashes: &[BlockHash],
+        parent: Option<BlockHash>,
+        tokens: &[u32],
+        keys: &CacheKeys,
+    ) {
+        self.changes.push(Change::Stored {
+            hashes: hashes.to_vec(),
+            parent,
+            tokens: tokens.to_vec(),
+            keys: keys.clone(),
+        });
+    }
+
+    /// Forgets everything that was stored. Blocks in use stay in use.
+    pub fn clear(&mut self) {
+        self.cached.clear();
+        self.blocks.iter_mut().for_each(|block| block.hash = None);
+        self.changes.push(Change::Cleared);
+    }
+
+    /// What happened since the last call.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Whether nothing but a clearing happened since.
+    pub fn was_only_cleared(&self) -> bool {
+        self.changes.iter().all(|change| *change == Change::Cleared)
+    }
+
+    /// A block's bytes, whoever uses it; `None` if there is no such block.
+    pub fn read(&self, id: BlockId) -> Option<&[u8]> {
+        let start = (id as usize).checked_mul(self.block_bytes)?;
+        self.bytes.get(start..start + self.block_bytes)
+    }
+
+    /// Part of a block, to be written.
+    pub fn write(&mut self, id: BlockId, within: std::ops::Range<usize>) -> &mut [u8] {
+        let start = id as usize * self.block_bytes;
+        &mut self.bytes[start + within.start..start + within.end]
+    }
+
+    /// Writes nonsense over every block that nobody uses, and forgets their hashes.
+    pub fn overwrite_free(&mut self) {
+        let free: Vec<BlockId> = self.free.values().copied().collect();
+        for id in free {
+            self.forget(id);
+            let whole = 0..self.block_bytes;
+            self.write(id, whole).fill(0xa5);
+        }
+    }
+
+    fn forget(&mut self, id: BlockId) {
+        let Some(hash) = self.blocks[id as usize].hash.take() else {
+            return;
+        };
+        if let Some(copies) = self.cached.get_mut(&hash) {
+            copies.retain(|copy| *copy != id);
+            if copies.is_empty() {
+                self.cached.remove(&hash);
+            }
+        }
+        self.changes.push(Change::Removed(hash));
+    }
+
+    fn put_free(&mut self, id: BlockId) {
+        self.clock += 1;
+        self.blocks[id as usize].free_since = self.clock;
+        self.free.insert(self.clock, id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(of: u8) -> BlockHash {
+        [of; 32]
+    }
+
+    fn stored(pool: &mut Pool, of: &[u8]) -> Vec<BlockId> {
+        let ids = pool.take(of.len()).unwrap();
+        let blocks: Vec<_> = ids
+            .iter()
+            .copied()
+            .zip(of.iter().map(|of| hash(*of)))
+            .collect();
+        pool.store(&blocks, None, &[], &CacheKeys::default());
+        ids
+    }
+
+    #[test]
+    fn the_tail_of_the_least_recently_used_sequence_goes_first() {
+        let mut pool = Pool::new(7, 4);
+        let first = stored(&mut pool, &[1, 2, 3]);
+        let second = stored(&mut pool, &[4, 5, 6]);
+        pool.give_back(&first);
+        pool.give_back(&second);
+        pool.take_changes();
+        pool.take(4).unwrap();
+        let gone = [3, 2, 1, 6].map(|of| Change::Removed(hash(of)));
+        assert_eq!(pool.take_changes(), gone);
+        assert_eq!(pool.longest_prefix(&[hash(4), hash(5), hash(6)]).len(), 2);
+    }
+
+    #[test]
+    fn a_shared_block_is_not_evicted() {
+        let mut pool = Pool::new(3, 4);
+        let ids = stored(&mut pool, &[1]);
+        pool.give_back(&ids);
+        pool.share(&ids);
+        assert_eq!(pool.available(), 1);
+        assert!(pool.take(2).is_none());
+        pool.give_back(&ids);
+        assert_eq!(pool.available(), 2);
+    }
+
+    #[test]
+    fn a_freed_block_keeps_its_bytes_until_it_is_needed() {
+        let mut pool = Pool::new(3, 4);
+        let ids = stored(&mut pool, &[1]);
+        pool.write(ids[0], 0..4).copy_from_slice(b"held");
+        pool.give_back(&ids);
+        assert_eq!(pool.longest_prefix(&[hash(1)]), ids);
+        assert_eq!(pool.read(ids[0]).unwrap(), b"held");
+        assert_eq!(pool.read(3), None);
+        assert_eq!(pool.read(u32::MAX), None);
+    }
+
+    #[test]
+    fn one_copy_of_two_can_go() {
+        let mut pool = Pool::new(3, 4);
+        let one = stored(&mut pool, &[1]);
+        let two = stored(&mut pool, &[1]);
+        pool.give_back(&one);
+        pool.take_changes();
+        pool.take(1).unwrap();
+        assert_eq!(pool.take_changes(), [Change::Removed(hash(1))]);
+        assert_eq!(pool.longest_prefix(&[hash(1)]), two);
+    }
+
+    #[test]
+    fn clearing_forgets_what_is_in_use_too() {
+        let mut pool = Pool::new(3, 4);
+        let ids = stored(&mut pool, &[1]);
+        pool.take_changes();
+        pool.clear();
+        assert!(pool.longest_prefix(&[hash(1)]).is_empty());
+        pool.give_back(&ids);
+        pool.take(2).unwrap();
+        assert_eq!(pool.take_changes(), [Change::Cleared]);
+    }
+}
