@@ -57,7 +57,7 @@ fn every_recorded_exchange_obeys_the_laws() {
 fn every_recorded_log_obeys_the_laws() {
     let logs = events::recorded();
     assert_eq!(logs.len(), 5);
-    for (name, logs) in &logs {
+    for (name, logs) in logs {
         for log in logs {
             assert_eq!(event_log::broken(log), [], "{name}");
         }
@@ -402,7 +402,7 @@ fn every_law_of_event_logs_can_be_broken() {
         ("every event is for device memory", |log| log[0].events[0]["medium"] = "CPU".into()),
     ];
     for (law, breaking) in breakings {
-        let mut log = events::recorded()["aggregated"][0].clone();
+        let mut log = events::recorded()["agg"][0].clone();
         breaking(&mut log);
         let broken = event_log::broken(&log);
         assert!(broken.iter().any(|(found, _)| found == law), "{law}: {broken:?}");
@@ -414,7 +414,7 @@ fn every_law_of_event_logs_can_be_broken() {
 
 #[test]
 fn logs_are_compared_by_which_block_is_which() {
-    let recorded = &events::recorded()["aggregated"][0];
+    let recorded = &events::recorded()["agg"][0];
     assert_eq!(events::compare(recorded, recorded, Hashes::Equal), []);
     let mut renamed = recorded.clone();
     for batch in &mut renamed {

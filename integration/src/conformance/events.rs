@@ -1,6 +1,7 @@
 //! Logs of KV events: recorded, replayed or heard, and how two of them are compared.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,9 +29,7 @@ pub type Log = Vec<Batch>;
 
 #[derive(Deserialize)]
 struct Line {
-    topic: String,
-    seq: u64,
-    payload: String,
+    frames_hex: [String; 3],
 }
 
 impl Batch {
@@ -53,30 +52,47 @@ impl Batch {
     }
 }
 
-/// The recorded logs in `recordings/vllm/events`, by name. A file may hold the logs of several processes in a row.
-pub fn recorded() -> BTreeMap<&'static str, Vec<Log>> {
-    let files = [
-        ("aggregated", include_str!("../../recordings/vllm/events/aggregated.jsonl")),
-        ("decode", include_str!("../../recordings/vllm/events/decode.jsonl")),
-        ("prefill", include_str!("../../recordings/vllm/events/prefill.jsonl")),
-        (
-            "dp_rank0_sha256cbor_bytes",
-            include_str!("../../recordings/vllm/events/dp_rank0_sha256cbor_bytes.jsonl"),
-        ),
-        (
-            "lora_salt_session_bytes_hash",
-            include_str!("../../recordings/vllm/events/lora_salt_session_bytes_hash.jsonl"),
-        ),
-    ];
-    files.into_iter().map(|(name, text)| (name, logs(text))).collect()
+/// The recorded logs in `recordings/vllm/kv_events`, by name. A file may hold the logs of several processes in a row.
+pub fn recorded() -> &'static BTreeMap<&'static str, Vec<Log>> {
+    static LOGS: LazyLock<BTreeMap<&str, Vec<Log>>> = LazyLock::new(|| {
+        let files = FILES.into_iter();
+        files.map(|(name, text)| (name, logs(text))).collect()
+    });
+    &LOGS
 }
+
+const FILES: [(&str, &str); 5] = [
+    (
+        "agg",
+        include_str!("../../recordings/vllm/kv_events/agg.jsonl"),
+    ),
+    (
+        "decode",
+        include_str!("../../recordings/vllm/kv_events/decode.jsonl"),
+    ),
+    (
+        "prefill",
+        include_str!("../../recordings/vllm/kv_events/prefill.jsonl"),
+    ),
+    (
+        "dp_rank0_sha256cbor_bytes",
+        include_str!("../../recordings/vllm/kv_events/dp_rank0_sha256cbor_bytes.jsonl"),
+    ),
+    (
+        "lora_salt_session_bytes_hash",
+        include_str!("../../recordings/vllm/kv_events/lora_salt_session_bytes_hash.jsonl"),
+    ),
+];
 
 fn logs(text: &str) -> Vec<Log> {
     let mut logs: Vec<Log> = Vec::new();
     for line in text.lines() {
         let line: Line = serde_json::from_str(line).expect("a recorded event message");
-        let payload = wire::unhex(&line.payload).expect("hexadecimal digits");
-        let batch = Batch::read(&line.topic, line.seq, &payload).expect("an event batch");
+        let frame = |frame: &String| wire::unhex(frame).expect("hexadecimal digits");
+        let [topic, seq, payload] = line.frames_hex.each_ref().map(frame);
+        let seq = seq.try_into().map_or(0, u64::from_be_bytes);
+        let batch = Batch::read(&String::from_utf8_lossy(&topic), seq, &payload);
+        let batch = batch.expect("an event batch");
         match logs.last_mut() {
             Some(log) if batch.seq > 0 => log.push(batch),
             _ => logs.push(vec![batch]),

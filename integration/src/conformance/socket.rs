@@ -90,7 +90,7 @@ pub struct RecordedReplay {
 
 /// The recorded conversations, with an engine that had published 13 batches.
 pub fn recorded_replays() -> Vec<RecordedReplay> {
-    let text = include_str!("../../recordings/vllm/replay_exchange.json");
+    let text = include_str!("../../recordings/vllm/kv_events/replay_exchange.json");
     serde_json::from_str(text).expect("recorded replays")
 }
 

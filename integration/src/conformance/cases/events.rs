@@ -35,7 +35,7 @@ fn evictions() -> Case {
     }));
     steps.push(ask("reset_prefix_cache"));
     steps.push(Step::Send(role, None, one_token(300..364)));
-    steps.push(Step::Log(role, Log::of("aggregated", 13, Hashes::Renamed)));
+    steps.push(Step::Log(role, Log::of("agg", 13, Hashes::Renamed)));
     steps.push(Step::Replay(role));
     steps.push(Step::Heard(role));
     Case::new("events_evictions", Setup::SmallCache, steps).on_engines_of_its_own(&[role])

@@ -155,8 +155,7 @@ impl Runner<'_> {
             let law = "hashes can be computed from tokens";
             self.break_laws(role.name(), wrong.into_iter().map(|what| (law, what)).collect());
         }
-        let recorded = events::recorded();
-        let recorded = &recorded[log.name][0];
+        let recorded = &events::recorded()[log.name][0];
         self.checked += log.batches;
         let recorded = &recorded[..log.batches.min(recorded.len())];
         let differences = events::compare(recorded, &seen, log.hashes);
