@@ -4,6 +4,7 @@
 //! This crate must never know what a prefill or a worker is. Start reading at [`run`], then [`http`].
 
 pub mod config;
+pub mod files;
 pub mod fresh;
 pub mod http;
 pub mod log;

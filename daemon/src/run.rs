@@ -7,7 +7,7 @@ use clap::Parser;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Common};
-use crate::{log, signal};
+use crate::{files, log, signal};
 
 /// Why a daemon ended other than by being asked to.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +67,7 @@ where
     if let Err(exit) = log::start(arguments.common()) {
         return end(&exit);
     }
+    files::raise_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

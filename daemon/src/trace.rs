@@ -8,6 +8,10 @@ use rand::Rng;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
+/// Longest `tracestate` that is passed on, in bytes: as much as the W3C recommendation asks for. It comes from clients and
+/// goes into the heads of our own requests, which peers refuse if they are too long.
+const MAX_STATE: usize = 512;
+
 /// Where a request stands in its trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceContext {
@@ -24,10 +28,13 @@ impl TraceContext {
         let parent = headers
             .get(TRACEPARENT)
             .and_then(|value| parse(value.to_str().ok()?));
-        let state = headers
-            .get(TRACESTATE)
-            .cloned()
-            .filter(|_| parent.is_some());
+        let mut states = headers.get_all(TRACESTATE).iter();
+        let state = match (states.next(), states.next()) {
+            (Some(state), None) if parent.is_some() && state.len() <= MAX_STATE => {
+                Some(state.clone())
+            }
+            _ => None,
+        };
         let (trace, sampled) = parent.unwrap_or_else(|| (rand::rng().random(), false));
         Self {
             trace,
@@ -118,6 +125,25 @@ mod tests {
         );
         assert!(!sent.contains("00f067aa0ba902b7"));
         assert_eq!(headers[TRACESTATE], "vendor=1");
+    }
+
+    #[test]
+    fn a_state_that_is_too_long_or_not_one_is_dropped() {
+        let parent =
+            HeaderValue::from_static("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
+        for (states, kept) in [
+            (vec!["x".repeat(MAX_STATE)], true),
+            (vec!["x".repeat(MAX_STATE + 1)], false),
+            (vec!["a=1".to_owned(), "b=2".to_owned()], false),
+        ] {
+            let mut arrived = HeaderMap::from_iter([(TRACEPARENT, parent.clone())]);
+            for state in &states {
+                arrived.append(TRACESTATE, state.parse().unwrap());
+            }
+            let mut sent = HeaderMap::new();
+            TraceContext::arriving(&arrived).apply(&mut sent);
+            assert_eq!(sent.contains_key(TRACESTATE), kept, "{states:?}");
+        }
     }
 
     #[test]

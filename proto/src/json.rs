@@ -12,6 +12,10 @@ use std::ops::Range;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+/// Most members at the top level. Requests and answers have some dozens; each costs a hundred bytes of memory here, which
+/// would make a large body of tiny members many times as large.
+const MOST_MEMBERS: usize = 1024;
+
 /// Why bytes are no usable JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadJson {
@@ -202,6 +206,11 @@ impl<'de> Visitor<'de> for TopLevel<'de> {
         let mut members: Vec<Member<'de>> = Vec::new();
         let mut seen = HashSet::new();
         while let Some(CowStr(key)) = map.next_key()? {
+            if members.len() >= MOST_MEMBERS {
+                return Err(serde::de::Error::custom(format_args!(
+                    "there are more than {MOST_MEMBERS} keys"
+                )));
+            }
             if !seen.insert(key.clone()) {
                 return Err(serde::de::Error::custom(format_args!(
                     "the key {key:?} is given twice"
@@ -280,6 +289,17 @@ mod tests {
             RawObject::parse(br#"{"a":{"b":1,"b":2}}"#).is_ok(),
             "nested ones are the engine's business"
         );
+    }
+
+    #[test]
+    fn more_members_than_any_request_has_are_refused() {
+        let of = |count: usize| {
+            let members: Vec<String> = (0..count).map(|at| format!("\"k{at}\":{at}")).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        assert!(RawObject::parse(of(MOST_MEMBERS).as_bytes()).is_ok());
+        let error = RawObject::parse(of(MOST_MEMBERS + 1).as_bytes()).unwrap_err();
+        assert!(error.to_string().contains("1024 keys"), "{error}");
     }
 
     #[test]

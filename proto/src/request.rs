@@ -37,10 +37,12 @@ impl ClientRequest {
         refuse_transfer_keys(&object)?;
         for spread in SPREAD_KEYS.iter().filter_map(|key| object.get(key)) {
             // Anything but an object is left for the engine to refuse: only an object has members to spread.
-            if let Ok(inner) = RawObject::parse(spread.as_bytes()) {
-                refuse_transfer_keys(&inner)?;
-            } else if spread.starts_with('{') {
-                return Err(Error::bad_request("a key inside vllm_xargs is given twice"));
+            match RawObject::parse(spread.as_bytes()) {
+                Ok(inner) => refuse_transfer_keys(&inner)?,
+                Err(bad) if spread.starts_with('{') => {
+                    return Err(Error::bad_request(format!("inside vllm_xargs, {bad}")));
+                }
+                Err(_) => {}
             }
         }
         Ok(Self { route, body })

@@ -52,7 +52,7 @@ pub struct ViewDigest {
     pub rank: u32,
     /// Tier.
     pub tier: Tier,
-    /// Order-independent digest of the sequence hashes.
+    /// Order-independent digest of the sequence hashes: [`crate::digest::BlockSetDigest`].
     pub digest: u64,
     /// How many blocks.
     pub blocks: u64,

@@ -50,6 +50,16 @@ pub struct RouterArgs {
         default_value_t = 75
     )]
     pub stall_s: u64,
+    /// Longest time a client may take to send a request's head or its body, stay idle, or read nothing of its answer, in
+    /// seconds.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BATON_CLIENT_TIMEOUT_S",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
+    pub client_timeout_s: u64,
     /// Most requests at a time; beyond it the answer is 503.
     #[arg(
         long,
@@ -100,6 +110,11 @@ impl RouterArgs {
     /// Longest time to the first token.
     pub fn request_timeout(&self) -> Duration {
         Duration::from_secs(self.request_timeout_s)
+    }
+
+    /// Longest time a client may keep its connection waiting.
+    pub fn client_timeout(&self) -> Duration {
+        Duration::from_secs(self.client_timeout_s)
     }
 
     /// Longest silence inside a stream.

@@ -21,6 +21,8 @@ pub async fn run(args: RouterArgs, stop: CancellationToken) -> Result<(), Exit> 
     metrics.register(&mut registry);
     let listener = bind(args.listen).await?;
     let limits = Limits {
+        head: args.client_timeout(),
+        stall: args.client_timeout(),
         drain: Duration::from_secs(args.drain_s),
         ..Limits::default()
     };

@@ -4,7 +4,8 @@
 //! handoffs; upwards it tells every router what its engine is, how it is and how busy it is. What differs between engines
 //! is behind one trait, [`engine::Engine`]; nothing here may name an engine's keys, ports or formats.
 //!
-//! Start reading at [`core`] (the shared state), then [`relay`] (a request's legs) and [`ledger`] (the handoffs).
+//! Start reading at [`core`] (the shared state), then [`relay`] (a request's legs) and [`ledger`] (the handoffs). [`mirror`]
+//! is what the engine's KV cache holds.
 
 pub mod args;
 pub mod core;
@@ -13,6 +14,7 @@ pub mod launch;
 pub mod ledger;
 pub mod membership;
 pub mod metrics;
+pub mod mirror;
 pub mod relay;
 pub mod run;
 pub mod server;

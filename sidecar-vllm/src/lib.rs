@@ -2,13 +2,15 @@
 //! `NixlConnector` (pull).
 //!
 //! Everything that is vLLM's own lives here and nowhere else: `kv_transfer_params` ([`dialect`]), the NIXL handshake over
-//! its side channel ([`handshake`], [`side_channel`]), its metrics page ([`metrics_page`]) and its flags ([`attach`]).
+//! its side channel ([`handshake`], [`side_channel`]), its KV events ([`events`]), its metrics page ([`metrics_page`]) and
+//! its flags ([`attach`]).
 //! [`engine`] puts them together. The parsers are public because they read bytes we do not own and are fuzzed.
 
 pub mod args;
 pub mod attach;
 pub mod dialect;
 pub mod engine;
+pub mod events;
 pub mod handshake;
 pub mod http;
 pub mod metrics_page;

@@ -1,21 +1,33 @@
-//! `demo`: one real pair, a handful of streamed chats, and what happened to each.
+//! `demo`: emulated engines under a mixed load, or one pair of real ones and a handful of streamed chats.
 
-use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::client::{self, Chat};
 use crate::cluster::{Cluster, DECODE_0, PREFILL_0, ROUTER};
 use crate::engines::vllm::{self, MODEL};
 use crate::system::{self, Missing, Need};
-use crate::{EngineKind, namespace, workspace};
+use crate::{DemoArgs, DemoEngine, namespace, workspace};
 
-/// Installs, builds and boots what is needed, then chats.
-pub(crate) fn run(engine: EngineKind, missing: Missing) -> Result<()> {
-    let EngineKind::Vllm = engine;
+/// The demo of emulated engines; a part of the integration crate.
+const EMULATED: &str = "baton-demo";
+
+/// Where logs go below target/.
+const LOGS: &str = "demo";
+
+/// Builds what is needed, and shows it.
+pub(crate) fn run(args: &DemoArgs, missing: Missing) -> Result<()> {
+    if args.engine == DemoEngine::Emulated {
+        return emulated(args, missing);
+    }
+    if args.requests.is_some() || args.seed.is_some() {
+        bail!("--requests and --seed are for --engine emulated");
+    }
     if namespace::is_inside() {
         namespace::prepare()?;
-        return run_inside();
+        return run_inside(args);
     }
     system::ensure_present(&[Need::Ip, Need::Namespaces], missing)?;
     vllm::install(missing)?;
@@ -23,9 +35,23 @@ pub(crate) fn run(engine: EngineKind, missing: Missing) -> Result<()> {
     namespace::enter()
 }
 
-fn run_inside() -> Result<()> {
-    let logs = workspace::target_dir().join("demo");
-    fs::create_dir_all(&logs).with_context(|| format!("could not make {}", logs.display()))?;
+/// Becomes the demo, so that a Ctrl-C reaches it and nobody else.
+fn emulated(args: &DemoArgs, missing: Missing) -> Result<()> {
+    system::ensure_present(&[Need::CxxCompiler], missing)?;
+    workspace::build_release()?;
+    let logs = workspace::logs_directory(args.keep_logs.as_deref(), LOGS)?;
+    let mut command = Command::new(workspace::release_binary(EMULATED));
+    command.arg("--logs").arg(logs);
+    let requests = args.requests.map(|requests| requests.to_string());
+    let seed = args.seed.map(|seed| seed.to_string());
+    for (flag, value) in [("--requests", requests), ("--seed", seed)] {
+        command.args(value.iter().flat_map(|value| [flag, value]));
+    }
+    Err(command.exec()).context("could not start the demo")
+}
+
+fn run_inside(args: &DemoArgs) -> Result<()> {
+    let logs = workspace::logs_directory(args.keep_logs.as_deref(), LOGS)?;
     let mut cluster = Cluster::new(vllm::installed()?, &logs);
     // On idle engines of one machine moving KV never pays, and the router would rightly move none.
     cluster.start_router("split")?;

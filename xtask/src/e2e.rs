@@ -4,7 +4,6 @@
 //! of which checks one thing. A step that fails does not keep the next ones from running as long as the processes live,
 //! since one run takes minutes.
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -49,7 +48,7 @@ pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
 }
 
 fn run_inside(args: &E2eArgs) -> Result<()> {
-    let logs = logs_directory(args)?;
+    let logs = workspace::logs_directory(args.keep_logs.as_deref(), "e2e/vllm")?;
     let mut run = Run {
         args,
         cluster: Cluster::new(vllm::installed()?, &logs),
@@ -293,21 +292,6 @@ fn reference_arguments() -> Vec<String> {
 
 fn script(name: &str) -> PathBuf {
     vllm::recipe().join("e2e").join(name)
-}
-
-/// An empty folder for this run's logs.
-fn logs_directory(args: &E2eArgs) -> Result<PathBuf> {
-    let directory = match &args.keep_logs {
-        Some(directory) => directory.clone(),
-        None => workspace::target_dir().join("e2e/vllm"),
-    };
-    if args.keep_logs.is_none() && directory.exists() {
-        fs::remove_dir_all(&directory)
-            .with_context(|| format!("could not empty {}", directory.display()))?;
-    }
-    fs::create_dir_all(&directory)
-        .with_context(|| format!("could not make {}", directory.display()))?;
-    Ok(directory)
 }
 
 /// Sum of all in-flight gauges on a page of metrics; a page without any is an error, not a 0.

@@ -1,8 +1,8 @@
 //! The only entry for automation: what a developer types is what CI runs.
 //!
-//! Start reading at [`Command`]. `test` and `lint` are other people's tools in a fixed order; `e2e` and `demo` boot real
-//! engines with Baton beside them ([`cluster`]), in namespaces of their own ([`namespace`]), and send real requests
-//! ([`client`]).
+//! Start reading at [`Command`]. `test` and `lint` are other people's tools in a fixed order; `e2e`, and `demo` where it is
+//! told to, boot real engines with Baton beside them ([`cluster`]), in namespaces of their own ([`namespace`]), and send
+//! real requests ([`client`]). The demo of emulated engines is a program of the integration crate.
 
 mod checks;
 mod client;
@@ -57,15 +57,14 @@ enum Command {
     /// `report.json` are left in target/e2e/ENGINE.
     E2e(E2eArgs),
 
-    /// See it work: a real prefill engine, a real decode engine, a handful of streamed chats.
+    /// See it work: two prefill and two decode engines, a mixed load, a worker that dies.
     ///
-    /// Installs what is missing (the first time some 1.2 GB are downloaded), boots the pair and shows for each chat where it
-    /// was prefilled and decoded, how many bytes of KV cache moved and when the first token came. Ctrl-C ends everything.
-    Demo {
-        /// Which engine to run.
-        #[arg(long, value_enum, default_value_t)]
-        engine: EngineKind,
-    },
+    /// Builds Baton and starts emulated engines with their sidecars and a router on free ports of 127.0.0.1; needs no GPU, no
+    /// Python and no download beyond crates. Prints which plans were made and why, latencies with prefill and decode apart
+    /// and together, KV bytes moved, cache hits, and what clients saw when a worker was killed and another drained.
+    /// `--engine vllm` installs real engines (the first time some 1.2 GB are downloaded) and shows a handful of chats.
+    /// Ctrl-C ends everything.
+    Demo(DemoArgs),
 
     /// Real engines for tests and the demo.
     #[command(subcommand)]
@@ -86,11 +85,39 @@ enum EnginesCommand {
 }
 
 /// An engine that has a recipe.
-#[derive(Clone, Copy, Default, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum)]
 enum EngineKind {
     /// vLLM on the CPU, KV over NIXL.
-    #[default]
     Vllm,
+}
+
+/// An engine that the demo can show.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DemoEngine {
+    /// Emulated vLLM: real protocol, real KV bytes, a GPU's times.
+    Emulated,
+    /// vLLM itself on the CPU, KV over NIXL.
+    Vllm,
+}
+
+/// What `demo` is asked for.
+#[derive(Args)]
+struct DemoArgs {
+    /// Which engine to run.
+    #[arg(long, value_enum, default_value = "emulated")]
+    engine: DemoEngine,
+
+    /// Requests of each of the three runs of emulated engines [default: 240].
+    #[arg(long, value_name = "N")]
+    requests: Option<u32>,
+
+    /// Seed of the workload of emulated engines: the same seed asks the same things [default: 1].
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Write logs here instead of target/demo, which every run empties.
+    #[arg(long, value_name = "DIR")]
+    keep_logs: Option<PathBuf>,
 }
 
 /// What `e2e` is asked for.
@@ -128,7 +155,7 @@ fn main() -> ExitCode {
         Command::Test => checks::test(missing),
         Command::Lint => checks::lint(missing),
         Command::E2e(args) => e2e::run(&args, missing),
-        Command::Demo { engine } => demo::run(engine, missing),
+        Command::Demo(args) => demo::run(&args, missing),
         Command::Engines(EnginesCommand::Install {
             engine: EngineKind::Vllm,
         }) => engines::vllm::install(missing),

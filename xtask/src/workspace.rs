@@ -1,6 +1,7 @@
 //! Where things are in this checkout, and running cargo in it.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -21,6 +22,18 @@ pub(crate) fn target_dir() -> PathBuf {
 /// A binary of a release build.
 pub(crate) fn release_binary(name: &str) -> PathBuf {
     target_dir().join("release").join(name)
+}
+
+/// A folder for the logs of a run: one of its own, or the one that every run of this name empties.
+pub(crate) fn logs_directory(kept: Option<&Path>, name: &str) -> Result<PathBuf> {
+    let directory = kept.map_or_else(|| target_dir().join(name), Path::to_owned);
+    if kept.is_none() && directory.exists() {
+        fs::remove_dir_all(&directory)
+            .with_context(|| format!("could not empty {}", directory.display()))?;
+    }
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("could not make {}", directory.display()))?;
+    Ok(directory)
 }
 
 /// The cargo that runs this program.

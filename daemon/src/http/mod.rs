@@ -5,6 +5,7 @@ mod client;
 mod server;
 pub mod sse;
 mod stall;
+mod strict;
 
 pub use body::{BadBody, Body, BoxError, Parts, empty, full, read_limited};
 pub use client::{Client, ClientLimits, Delivered, SendError};

@@ -18,7 +18,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::Body;
 use super::stall::StallGuard;
+use super::strict;
+use crate::files;
 use crate::run::Exit;
+
+/// Longest head of a request, in bytes. Hyper has no limit of its own but its buffer's, which one read may exceed.
+const MAX_HEAD: usize = 64 << 10;
 
 /// Bounds of a server.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +41,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 16_384,
+            connections: files::acceptable_connections().min(16_384),
             head: Duration::from_secs(60),
             stall: Duration::from_secs(60),
             drain: Duration::from_secs(30),
@@ -116,11 +121,17 @@ fn connection<H: Handler>(
     let io = TokioIo::new(StallGuard::new(stream, limits.stall));
     let service = service_fn(move |request| {
         let handler = Arc::clone(&handler);
-        async move { Ok::<_, Infallible>(handler.handle(request).await) }
+        async move {
+            Ok::<_, Infallible>(match strict::refusal(&request) {
+                Some(refusal) => refusal,
+                None => handler.handle(request).await,
+            })
+        }
     });
     http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
-        .max_buf_size(64 << 10)
+        .max_buf_size(MAX_HEAD)
+        .max_header_size(MAX_HEAD)
         .serve_connection(io, service)
 }

@@ -3,7 +3,6 @@
 mod relay;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use baton_daemon::http::{self as daemon_http, Body, Handler, method_not_allowed, read_limited};
 use baton_daemon::metrics::{Counted, Registry};
@@ -13,8 +12,8 @@ use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use baton_proto::token::bearer_is;
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderMap, HeaderName, Method, Request, Response};
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tracing::Instrument;
@@ -23,9 +22,6 @@ use crate::admin;
 use crate::prefill::bypass;
 use crate::serve::{Attempt, serve};
 use crate::state::Router;
-
-/// Longest time for a request's body to arrive.
-const BODY_TIME: Duration = Duration::from_secs(60);
 
 /// A client asks with it to be told how its request was served.
 const EXPLAIN: HeaderName = HeaderName::from_static("baton-explain");
@@ -129,20 +125,9 @@ impl Front {
     }
 
     async fn body(&self, request: Request<Incoming>) -> Result<bytes::Bytes, Error> {
-        let content_type = request
-            .headers()
-            .get(CONTENT_TYPE)
-            .map(|value| value.as_bytes().to_ascii_lowercase());
-        if content_type.is_some_and(|value| !value.starts_with(b"application/json")) {
-            let message = "the body must be application/json";
-            return Err(Error::new(
-                ErrorKind::UnsupportedMediaType,
-                Source::Client,
-                Stage::Request,
-                message,
-            ));
-        }
-        let read = read_limited(request.into_body(), self.router.args.max_body(), BODY_TIME).await;
+        check_media(request.headers())?;
+        let args = &self.router.args;
+        let read = read_limited(request.into_body(), args.max_body(), args.client_timeout()).await;
         read.map_err(daemon_http::BadBody::into_request_error)
     }
 
@@ -206,6 +191,34 @@ impl Front {
             Err(unauthorized("a valid API key is needed as a bearer token"))
         }
     }
+}
+
+/// A body is JSON as it stands, or is not read at all. Many clients do not say what they send: that is taken for JSON.
+fn check_media(headers: &HeaderMap) -> Result<(), Error> {
+    let is_json = |value: &HeaderValue| {
+        let essence = value.as_bytes().split(|byte| *byte == b';').next();
+        essence.is_some_and(|essence| {
+            essence
+                .trim_ascii()
+                .eq_ignore_ascii_case(b"application/json")
+        })
+    };
+    let is_plain = |value: &HeaderValue| {
+        value.is_empty() || value.as_bytes().eq_ignore_ascii_case(b"identity")
+    };
+    let message = if !headers.get_all(CONTENT_TYPE).iter().all(is_json) {
+        "the body must be application/json"
+    } else if !headers.get_all(CONTENT_ENCODING).iter().all(is_plain) {
+        "the body must be sent as it is, without a content-encoding"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(
+        ErrorKind::UnsupportedMediaType,
+        Source::Client,
+        Stage::Request,
+        message,
+    ))
 }
 
 fn unauthorized(message: &str) -> Error {

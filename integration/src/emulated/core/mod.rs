@@ -274,8 +274,12 @@ impl Core {
                         self.start_fetch(fetch);
                     }
                     self.pass_time(step.takes).await;
-                    self.state().apply(&step, &self.config, &self.tokenizer);
+                    let outputs = self.state().apply(&step, &self.config, &self.tokenizer);
+                    // As in the real engine, whoever has an answer can have the events that led to it.
                     self.tell(false);
+                    for output in outputs {
+                        output.deliver();
+                    }
                 }
                 Planned::Idle { until } => {
                     self.tell(true);

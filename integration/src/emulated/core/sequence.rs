@@ -105,6 +105,20 @@ pub struct Finish {
     pub held: Option<HeldKv>,
 }
 
+/// An output on its way.
+#[derive(Debug)]
+pub(super) struct Addressed {
+    to: mpsc::Sender<Output>,
+    output: Output,
+}
+
+impl Addressed {
+    pub(super) fn deliver(self) {
+        // Nobody listens any more: that ends in an abort. There is room for all outputs of a sequence.
+        let _ = self.to.try_send(self.output);
+    }
+}
+
 /// Outputs of a sequence. Dropping it before the end aborts the sequence.
 #[derive(Debug)]
 pub struct Submitted {
@@ -228,8 +242,15 @@ impl Sequence {
     }
 
     pub(super) fn say(&self, output: Output) {
-        // Nobody listens any more, or far too slowly: both end in an abort.
-        let _ = self.outputs.try_send(output);
+        self.addressed(output).deliver();
+    }
+
+    /// An output for whoever asked, to be delivered later.
+    pub(super) fn addressed(&self, output: Output) -> Addressed {
+        Addressed {
+            to: self.outputs.clone(),
+            output,
+        }
     }
 
     /// Hashes of all full blocks so far.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::handoff::{HeldKv, Remote};
-use super::sequence::{End, Finish, Handoff, Output, Phase, Sequence};
+use super::sequence::{Addressed, End, Finish, Handoff, Output, Phase, Sequence};
 use super::state::State;
 use super::{CoreConfig, Measured, Tokenizer};
 use crate::emulated::model;
@@ -304,7 +304,13 @@ impl State {
     }
 
     /// Computes a step's tokens: their KV, and the next token of every sequence that is through.
-    pub(super) fn apply(&mut self, step: &Step, config: &CoreConfig, tokenizer: &Tokenizer) {
+    pub(super) fn apply(
+        &mut self,
+        step: &Step,
+        config: &CoreConfig,
+        tokenizer: &Tokenizer,
+    ) -> Vec<Addressed> {
+        let mut outputs = Vec::new();
         self.stats.steps += 1;
         let tokens = step.shares.iter().map(|(_, tokens)| tokens).sum();
         self.measured.push(Measured::Step(tokens));
@@ -317,9 +323,10 @@ impl State {
             self.store_full_blocks(*key, config);
             let sequence = &self.sequences[key];
             if sequence.computed == sequence.tokens.len() {
-                self.sample(*key, config, tokenizer);
+                outputs.extend(self.sample(*key, config, tokenizer));
             }
         }
+        outputs
     }
 
     /// Writes the rows of the next tokens, and looks at them.
@@ -382,10 +389,13 @@ impl State {
         sequence.stored = full;
     }
 
-    fn sample(&mut self, key: u64, config: &CoreConfig, tokenizer: &Tokenizer) {
-        let Some(sequence) = self.sequences.get_mut(&key) else {
-            return;
-        };
+    fn sample(
+        &mut self,
+        key: u64,
+        config: &CoreConfig,
+        tokenizer: &Tokenizer,
+    ) -> Option<Addressed> {
+        let sequence = self.sequences.get_mut(&key)?;
         let now = Instant::now();
         match sequence.last_token.replace(now) {
             None => self
@@ -395,19 +405,14 @@ impl State {
         }
         let id = sequence.next_token(tokenizer);
         self.stats.generated_tokens += 1;
-        match sequence.push(id, tokenizer) {
-            (text, None) => sequence.say(Output::Token {
-                id,
-                text,
-                finish: None,
-            }),
-            (text, Some(end)) => {
-                let finish = Some(Box::new(self.finish(key, end, config)));
-                if let Some(sequence) = self.remove(key) {
-                    sequence.say(Output::Token { id, text, finish });
-                }
-            }
-        }
+        let (text, end) = sequence.push(id, tokenizer);
+        let Some(end) = end else {
+            let finish = None;
+            return Some(sequence.addressed(Output::Token { id, text, finish }));
+        };
+        let finish = Some(Box::new(self.finish(key, end, config)));
+        let ended = self.remove(key)?;
+        Some(ended.addressed(Output::Token { id, text, finish }))
     }
 
     /// Ends a sequence; its blocks stay if decode is to fetch them.

@@ -334,11 +334,9 @@ impl EmulatedVllm {
             .map(|publisher| publisher.sources())
     }
 
-    pub(super) fn rule_for(&self, leg: Leg) -> Option<Rule> {
+    pub(super) fn rule_for(&self, leg: Leg, body: &str) -> Option<Rule> {
         let mut rules = self.inner.rules.lock().unwrap();
-        let rule = rules
-            .iter_mut()
-            .find(|rule| rule.times > 0 && rule.leg.is_none_or(|wanted| wanted == leg))?;
+        let rule = rules.iter_mut().find(|rule| rule.fits(leg, body))?;
         rule.times -= 1;
         Some(rule.clone())
     }

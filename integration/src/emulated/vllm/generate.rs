@@ -59,7 +59,9 @@ pub(super) async fn generate(
     if engine.config().remember {
         connection.record(seen.recorder());
     }
-    let rule = engine.rule_for(seen.leg).unwrap_or_else(Rule::any);
+    let rule = engine
+        .rule_for(seen.leg, &seen.body)
+        .unwrap_or_else(Rule::any);
     life.running.fetch_add(1, Ordering::Relaxed);
     let working = Working(life, seen.clone());
     let work = Work {
@@ -163,6 +165,7 @@ impl Work<'_> {
                     .await;
                 After::Close
             }
+            Fault::Raw(answer) => return Some(connection.play(answer).await),
             _ => return None,
         };
         Some(Some(after))

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -90,6 +91,8 @@ pub enum Fault {
     Answer(Change),
     /// The request ends by itself with this finish reason.
     Finish(&'static str),
+    /// These bytes instead of an answer, whatever they are.
+    Raw(RawAnswer),
 }
 
 impl Fault {
@@ -129,7 +132,84 @@ impl fmt::Debug for Fault {
             Self::Params(_) => "Params",
             Self::Answer(_) => "Answer",
             Self::Finish(_) => "Finish",
+            Self::Raw(_) => "Raw",
         })
+    }
+}
+
+/// An answer as it goes over the wire, head and framing included: any bad answer is data, and so is any slow one.
+#[derive(Debug, Clone, Default)]
+pub struct RawAnswer {
+    pub(super) pieces: Vec<Piece>,
+    pub(super) end: End,
+}
+
+/// A part of a raw answer.
+#[derive(Debug, Clone)]
+pub(super) enum Piece {
+    /// Written at once, in a segment of its own as far as the kernel allows.
+    Bytes(Bytes),
+    /// The same bytes so many times, or until nobody takes them.
+    Repeated(Bytes, u64),
+    /// Nothing until the gate opens.
+    Gate(Gate),
+}
+
+/// What becomes of the connection behind a raw answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum End {
+    /// It waits for the next request.
+    #[default]
+    Keep,
+    /// It is closed in order.
+    Close,
+    /// It is reset.
+    Reset,
+    /// It stays open, and nothing is read or said any more.
+    Hang,
+}
+
+impl RawAnswer {
+    /// Nothing yet.
+    pub fn new(end: End) -> Self {
+        Self {
+            pieces: Vec::new(),
+            end,
+        }
+    }
+
+    /// These bytes in one piece.
+    #[must_use]
+    pub fn bytes(self, bytes: impl Into<Bytes>) -> Self {
+        self.piece(Piece::Bytes(bytes.into()))
+    }
+
+    /// These bytes in pieces of so many.
+    #[must_use]
+    pub fn torn(mut self, bytes: impl Into<Bytes>, size: usize) -> Self {
+        let mut rest: Bytes = bytes.into();
+        while !rest.is_empty() {
+            let piece = rest.split_to(size.clamp(1, rest.len()));
+            self.pieces.push(Piece::Bytes(piece));
+        }
+        self
+    }
+
+    /// These bytes again and again.
+    #[must_use]
+    pub fn repeated(self, bytes: impl Into<Bytes>, times: u64) -> Self {
+        self.piece(Piece::Repeated(bytes.into(), times))
+    }
+
+    /// Nothing more until this gate opens.
+    #[must_use]
+    pub fn gate(self, gate: &Gate) -> Self {
+        self.piece(Piece::Gate(gate.clone()))
+    }
+
+    fn piece(mut self, piece: Piece) -> Self {
+        self.pieces.push(piece);
+        self
     }
 }
 
@@ -180,6 +260,7 @@ impl Gate {
 #[derive(Debug, Clone)]
 pub struct Rule {
     pub(super) leg: Option<Leg>,
+    pub(super) about: Option<String>,
     pub(super) times: usize,
     pub(super) before: Option<Gate>,
     pub(super) after_tokens: Option<(usize, Gate)>,
@@ -199,11 +280,29 @@ impl Rule {
     pub fn any() -> Self {
         Self {
             leg: None,
+            about: None,
             times: 1,
             before: None,
             after_tokens: None,
             fault: Fault::None,
         }
+    }
+
+    /// Only for requests whose body has this in it: many requests may run at once, each with a rule of its own.
+    #[must_use]
+    pub fn about(self, text: &str) -> Self {
+        Self {
+            about: Some(text.to_owned()),
+            ..self
+        }
+    }
+
+    pub(super) fn fits(&self, leg: Leg, body: &str) -> bool {
+        let asked = self
+            .about
+            .as_ref()
+            .is_none_or(|text| body.contains(text.as_str()));
+        self.times > 0 && self.leg.is_none_or(|wanted| wanted == leg) && asked
     }
 
     /// So many times.

@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::engine::{EmulatedVllm, Life};
 use super::routes;
-use super::script::Http;
+use super::script::{End, Http, Piece, RawAnswer};
 
 /// A request as it came.
 #[derive(Debug)]
@@ -118,6 +118,38 @@ impl Connection {
             sent.lock().unwrap().extend_from_slice(bytes);
         }
         self.stream.write_all(bytes).await.is_ok()
+    }
+
+    /// A scripted answer; `None` if the peer went away before its end. What is repeated is not remembered.
+    pub(super) async fn play(&mut self, answer: &RawAnswer) -> Option<After> {
+        for piece in &answer.pieces {
+            match piece {
+                Piece::Bytes(bytes) => {
+                    self.write(bytes).await.then_some(())?;
+                    tokio::task::yield_now().await;
+                }
+                Piece::Repeated(bytes, times) => {
+                    for _ in 0..*times {
+                        self.stream.write_all(bytes).await.ok()?;
+                    }
+                }
+                Piece::Gate(gate) => {
+                    tokio::select! {
+                        () = self.gone() => return None,
+                        () = gate.pass() => {}
+                    }
+                }
+            }
+        }
+        match answer.end {
+            End::Keep => Some(After::KeepAlive),
+            End::Close => Some(After::Close),
+            End::Reset => Some(After::Reset),
+            End::Hang => {
+                self.gone().await;
+                None
+            }
+        }
     }
 
     /// What is sent from now on is remembered here.

@@ -1,0 +1,120 @@
+//! The authoritative copy of what an engine's KV cache holds, per data-parallel rank and tier.
+//!
+//! Fed with what the engine announces ([`event`]), it says what changed in terms of sequence hashes ([`KvEvent`]). It does
+//! no I/O, knows no engine's format, and never guesses: a block whose place in a sequence is not certain stays out of the
+//! view, is counted by reason ([`oddity`]), and makes the rank uncertain if it should have been in. When something the
+//! engine said is lost, the view begins anew, for the loss may have been the removal of any block. So the view is always a
+//! subset of what the rank holds, and an exact one while the rank is certain.
+//!
+//! Three names of a block meet here. The engine's *hash* is a key and nothing else; several may lead to one block (another
+//! seed after a reload, another adapter under an old name), and the engine may hold several copies under one. The
+//! *sequence hash* is computed here from tokens, parent and namespace. Both are counted ([`holdings`]): a block leaves the
+//! view with its last copy under its last name.
+
+use std::collections::BTreeMap;
+
+use baton_proto::event::KvEvent;
+use baton_proto::watch::ViewDigest;
+
+use changes::Changes;
+use event::BlockEvent;
+use oddity::Oddity;
+use order::{Arrival, Stamp};
+use rank::RankView;
+
+mod changes;
+pub mod event;
+mod holdings;
+pub mod oddity;
+pub mod order;
+pub mod rank;
+#[cfg(test)]
+mod tests;
+
+pub use holdings::TIERS;
+
+/// What an engine's ranks hold.
+#[derive(Debug)]
+pub struct Mirror {
+    model: String,
+    block_size: Option<u32>,
+    ranks: BTreeMap<u32, RankView>,
+}
+
+/// What a message did to the view of its rank.
+#[derive(Debug, PartialEq)]
+pub struct Applied {
+    /// How the message followed the one before. An older one did nothing.
+    pub arrival: Arrival,
+    /// The changes, in order. Only real ones: no block is stored that was there, or removed that was not.
+    pub changes: Vec<KvEvent>,
+}
+
+impl Mirror {
+    /// A mirror of an engine that serves `model`. Without a block size, each rank's first block tells it.
+    pub fn new(model: impl Into<String>, block_size: Option<u32>) -> Self {
+        Self {
+            model: model.into(),
+            block_size,
+            ranks: BTreeMap::new(),
+        }
+    }
+
+    /// Applies one message of a rank, unless it is an older one.
+    pub fn apply<'a>(
+        &mut self,
+        rank: u32,
+        stamp: Stamp,
+        events: impl IntoIterator<Item = BlockEvent<'a>>,
+    ) -> Applied {
+        self.message(rank, stamp, |model, rank, changes| {
+            for event in events {
+                rank.apply(model, &event, changes);
+            }
+        })
+    }
+
+    /// Takes note of a message of a rank that could not be decoded.
+    pub fn undecoded(&mut self, rank: u32, stamp: Stamp) -> Applied {
+        self.message(rank, stamp, |_, rank, changes| {
+            rank.miss(Oddity::Undecoded, changes);
+        })
+    }
+
+    fn message(
+        &mut self,
+        rank: u32,
+        stamp: Stamp,
+        content: impl FnOnce(&str, &mut RankView, &mut Changes),
+    ) -> Applied {
+        let view = self
+            .ranks
+            .entry(rank)
+            .or_insert_with(|| RankView::new(self.block_size));
+        let mut changes = Changes::default();
+        let arrival = view.arrive(stamp, &mut changes);
+        if arrival.is_news() {
+            content(&self.model, view, &mut changes);
+        }
+        Applied {
+            arrival,
+            changes: changes.finish(),
+        }
+    }
+
+    /// All ranks that were heard of.
+    pub fn ranks(&self) -> impl Iterator<Item = (u32, &RankView)> {
+        self.ranks.iter().map(|(rank, view)| (*rank, view))
+    }
+
+    /// One rank.
+    pub fn rank(&self, rank: u32) -> Option<&RankView> {
+        self.ranks.get(&rank)
+    }
+
+    /// Digests of all ranks and of all tiers that hold something.
+    pub fn digests(&self) -> Vec<ViewDigest> {
+        let ranks = self.ranks.iter();
+        ranks.flat_map(|(rank, view)| view.digests(*rank)).collect()
+    }
+}

@@ -1,0 +1,275 @@
+//! The tables: which blocks are where, under which of the engine's names.
+
+use baton_proto::digest::BlockSetDigest;
+use baton_proto::hash::SequenceHash;
+use baton_proto::worker::Tier;
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+
+use super::event::EngineHash;
+
+/// The tiers that are mirrored, in the order of their counters.
+pub const TIERS: [Tier; 4] = [Tier::Device, Tier::Host, Tier::Disk, Tier::External];
+
+/// Place of a tier's counters; none for a tier that is not mirrored.
+fn slot(tier: Tier) -> Option<usize> {
+    TIERS.iter().position(|known| *known == tier)
+}
+
+/// One counter for each tier. Eight bytes a block; a counter that reaches its end stays there until the tier is cleared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Counts([u16; TIERS.len()]);
+
+impl Counts {
+    /// Whether it was zero. One that was not is only raised if this is one `more`.
+    fn add(&mut self, slot: usize, more: bool) -> bool {
+        let before = self.0[slot];
+        if before == 0 || more {
+            self.0[slot] = before.saturating_add(1);
+        }
+        before == 0
+    }
+
+    /// Whether it became zero.
+    fn take(&mut self, slot: usize) -> bool {
+        if self.0[slot] < u16::MAX {
+            self.0[slot] = self.0[slot].saturating_sub(1);
+        }
+        self.0[slot] == 0
+    }
+
+    fn is_zero(self) -> bool {
+        self.0 == [0; TIERS.len()]
+    }
+}
+
+/// A block that has a place in a sequence, under one of the engine's names.
+#[derive(Debug, Clone, Copy)]
+struct Placed {
+    sequence: SequenceHash,
+    copies: Counts,
+}
+
+/// Where the engine's name of a block leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// To this block.
+    Placed(SequenceHash),
+    /// To a block that is kept out of the view.
+    Outside,
+}
+
+/// What a block was to a tier that it was put into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Put {
+    /// The tier did not hold it.
+    New(SequenceHash),
+    /// The tier held it under another name, or it is not in the view.
+    Unseen,
+    /// The tier held it under this name.
+    Again,
+}
+
+/// What became of a block under one of the engine's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// It was not there.
+    Absent,
+    /// There are further copies or names of it, or it is not in the view.
+    Unseen,
+    /// The tier holds it no longer.
+    Gone(SequenceHash),
+}
+
+/// All blocks of a rank.
+#[derive(Debug, Default)]
+pub(super) struct Holdings {
+    /// How many copies each tier holds under each of the engine's names.
+    placed: HashMap<EngineHash, Placed>,
+    /// The same for blocks that are kept out of the view, so that their removal and their children are no riddle.
+    outside: HashMap<EngineHash, Counts>,
+    /// Under how many of the engine's names each tier holds a block.
+    sequences: HashMap<SequenceHash, Counts>,
+    /// Names of blocks that were there before something was lost. They may be gone, but the names still mean the same.
+    faded: HashMap<EngineHash, SequenceHash>,
+    views: [TierView; TIERS.len()],
+}
+
+/// Size and digest of what one tier holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct TierView {
+    pub(super) blocks: u64,
+    pub(super) digest: BlockSetDigest,
+}
+
+impl Holdings {
+    pub(super) fn find(&self, hash: EngineHash) -> Option<Known> {
+        if let Some(placed) = self.placed.get(&hash) {
+            return Some(Known::Placed(placed.sequence));
+        }
+        if self.outside.contains_key(&hash) {
+            return Some(Known::Outside);
+        }
+        let faded = self.faded.get(&hash);
+        faded.map(|sequence| Known::Placed(*sequence))
+    }
+
+    /// One more copy of a block in a tier. One that is there already is counted again if `copies` do count.
+    pub(super) fn put(
+        &mut self,
+        hash: EngineHash,
+        sequence: SequenceHash,
+        tier: Tier,
+        copies: bool,
+    ) -> Put {
+        let Some(slot) = slot(tier) else {
+            return Put::Unseen;
+        };
+        self.faded.remove(&hash);
+        let placed = self.placed.entry(hash).or_insert(Placed {
+            sequence,
+            copies: Counts::default(),
+        });
+        if !placed.copies.add(slot, copies) {
+            return Put::Again;
+        }
+        if !self.sequences.entry(sequence).or_default().add(slot, true) {
+            return Put::Unseen;
+        }
+        self.views[slot].blocks += 1;
+        self.views[slot].digest.insert(sequence);
+        Put::New(sequence)
+    }
+
+    /// The same for a block that is kept out of the view.
+    pub(super) fn put_outside(&mut self, hash: EngineHash, tier: Tier, copies: bool) -> Put {
+        match slot(tier) {
+            Some(slot) if !self.outside.entry(hash).or_default().add(slot, copies) => Put::Again,
+            _ => Put::Unseen,
+        }
+    }
+
+    /// One copy less.
+    pub(super) fn take(&mut self, hash: EngineHash, tier: Tier) -> Taken {
+        let Some(slot) = slot(tier) else {
+            return Taken::Absent;
+        };
+        let Entry::Occupied(mut placed) = self.placed.entry(hash) else {
+            return self.take_unseen(hash, slot);
+        };
+        let Placed { sequence, copies } = placed.get_mut();
+        let sequence = *sequence;
+        if copies.0[slot] == 0 {
+            return Taken::Absent;
+        }
+        let last_copy = copies.take(slot);
+        if copies.is_zero() {
+            placed.remove();
+        }
+        if last_copy && self.unname(sequence, slot) {
+            return Taken::Gone(sequence);
+        }
+        Taken::Unseen
+    }
+
+    fn take_unseen(&mut self, hash: EngineHash, slot: usize) -> Taken {
+        if self.faded.remove(&hash).is_some() {
+            return Taken::Unseen;
+        }
+        let Entry::Occupied(mut outside) = self.outside.entry(hash) else {
+            return Taken::Absent;
+        };
+        let copies = outside.get_mut();
+        if copies.0[slot] == 0 {
+            return Taken::Absent;
+        }
+        copies.take(slot);
+        if copies.is_zero() {
+            outside.remove();
+        }
+        Taken::Unseen
+    }
+
+    /// A block has one name less in a tier; whether that was the last one.
+    fn unname(&mut self, sequence: SequenceHash, slot: usize) -> bool {
+        let Some(names) = self.sequences.get_mut(&sequence) else {
+            debug_assert!(false, "a placed block has an entry of its own");
+            return false;
+        };
+        let last_name = names.take(slot);
+        if names.is_zero() {
+            self.sequences.remove(&sequence);
+        }
+        if last_name {
+            self.views[slot].blocks -= 1;
+            self.views[slot].digest.remove(sequence);
+        }
+        last_name
+    }
+
+    /// Moves a block under one of its names out of the view; the tiers that hold it no longer.
+    pub(super) fn expel(&mut self, hash: EngineHash) -> Vec<(Tier, SequenceHash)> {
+        self.faded.remove(&hash);
+        let Some(placed) = self.placed.remove(&hash) else {
+            return Vec::new();
+        };
+        self.outside.insert(hash, placed.copies);
+        let slots = (0..TIERS.len()).filter(|slot| placed.copies.0[*slot] > 0);
+        let gone = slots.filter(|slot| self.unname(placed.sequence, *slot));
+        gone.map(|slot| (TIERS[slot], placed.sequence)).collect()
+    }
+
+    /// Empties the view: what was there may have left unseen. Names are kept until the next such moment, since blocks that
+    /// are announced from here on stand behind blocks that were announced before. Whether there was anything.
+    pub(super) fn fade(&mut self) -> bool {
+        let placed = std::mem::take(&mut self.placed).into_iter();
+        let faded = placed.map(|(hash, placed)| (hash, placed.sequence));
+        let faded = faded.collect();
+        let held = self.clear(None);
+        self.faded = faded;
+        held
+    }
+
+    /// How many names are kept of blocks that may be gone.
+    pub(super) fn faded(&self) -> usize {
+        self.faded.len()
+    }
+
+    /// Whether there was anything in the tier, or in any tier.
+    pub(super) fn clear(&mut self, tier: Option<Tier>) -> bool {
+        let Some(tier) = tier else {
+            let held = self.views.iter().any(|view| view.blocks > 0);
+            // Emptying the tables would keep their memory.
+            *self = Self::default();
+            return held;
+        };
+        let Some(slot) = slot(tier) else {
+            return false;
+        };
+        let held = self.views[slot].blocks > 0;
+        self.views[slot] = TierView::default();
+        self.placed.retain(|_, placed| {
+            placed.copies.0[slot] = 0;
+            !placed.copies.is_zero()
+        });
+        let without = |counts: &mut Counts| {
+            counts.0[slot] = 0;
+            !counts.is_zero()
+        };
+        self.outside.retain(|_, copies| without(copies));
+        self.sequences.retain(|_, names| without(names));
+        held
+    }
+
+    pub(super) fn view(&self, tier: Tier) -> TierView {
+        slot(tier).map_or_else(TierView::default, |slot| self.views[slot])
+    }
+
+    /// The blocks of a tier, in no order.
+    pub(super) fn blocks(&self, tier: Tier) -> impl Iterator<Item = SequenceHash> + '_ {
+        let slot = slot(tier);
+        let held = move |names: &Counts| slot.is_some_and(|slot| names.0[slot] > 0);
+        let blocks = self.sequences.iter();
+        blocks.filter_map(move |(sequence, names)| held(names).then_some(*sequence))
+    }
+}

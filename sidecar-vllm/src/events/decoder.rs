@@ -1,0 +1,141 @@
+//! From the payload of a message to events of blocks.
+
+use std::ops::Range;
+
+use baton_proto::worker::Tier;
+use baton_sidecar_core::mirror::event::{
+    BlockEvent, BlockItem, Content, EngineHash, Removed, Stored, Told,
+};
+use baton_sidecar_core::mirror::oddity::Tally;
+
+use super::cursor::{Cursor, Malformed};
+use super::field::Numbers;
+use super::oddity::Oddity;
+use super::reading::Reading;
+
+/// Decodes payloads one after the other. Kept for a whole stream: its memory is used again.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    numbers: Numbers,
+}
+
+/// A decoded payload.
+#[derive(Debug)]
+pub struct Batch<'d> {
+    /// The engine's wall clock in seconds when it made the batch.
+    pub time: f64,
+    /// Data-parallel rank; absent if the engine does not say.
+    pub rank: Option<u32>,
+    /// What was strange about it.
+    pub oddities: Tally<Oddity>,
+    events: Vec<Event<'d>>,
+    items: Vec<BlockItem<'d>>,
+    numbers: &'d Numbers,
+}
+
+/// An event whose numbers and items are in the batch.
+#[derive(Debug)]
+pub(super) enum Event<'d> {
+    Stored {
+        hashes: Range<usize>,
+        tier: Tier,
+        group: u32,
+        whole_prefix: bool,
+        told: Option<Text<'d>>,
+    },
+    Removed {
+        hashes: Range<usize>,
+        tier: Tier,
+        group: u32,
+    },
+    Cleared,
+    Unreadable,
+}
+
+/// What is told of stored blocks.
+#[derive(Debug)]
+pub(super) struct Text<'d> {
+    pub(super) parent: Option<EngineHash>,
+    pub(super) tokens: Range<usize>,
+    pub(super) block_size: u32,
+    pub(super) lora: &'d str,
+    pub(super) salt: &'d str,
+    pub(super) items: Range<usize>,
+    pub(super) understood: usize,
+}
+
+impl Decoder {
+    /// Decodes one payload.
+    pub fn decode<'d>(&'d mut self, payload: &'d [u8]) -> Result<Batch<'d>, Malformed> {
+        self.numbers.hashes.clear();
+        self.numbers.tokens.clear();
+        let mut cursor = Cursor::new(payload);
+        let mut reading = Reading::default();
+        reading.batch(&mut cursor, &mut self.numbers)?;
+        if !cursor.rest().is_empty() {
+            return Err(cursor.malformed("something follows the batch"));
+        }
+        let Some(time) = reading.time else {
+            return Err(cursor.malformed("a batch without a time"));
+        };
+        if !reading.has_events {
+            return Err(cursor.malformed("a batch without events"));
+        }
+        Ok(Batch {
+            time,
+            rank: reading.rank,
+            oddities: reading.oddities,
+            events: reading.events,
+            items: reading.items,
+            numbers: &self.numbers,
+        })
+    }
+}
+
+impl Batch<'_> {
+    /// The events, in order.
+    pub fn events(&self) -> impl Iterator<Item = BlockEvent<'_>> {
+        self.events.iter().map(|event| self.event(event))
+    }
+
+    fn event<'b>(&'b self, event: &'b Event<'_>) -> BlockEvent<'b> {
+        match event {
+            Event::Stored {
+                hashes,
+                tier,
+                group,
+                whole_prefix,
+                told,
+            } => BlockEvent::Stored(Stored {
+                hashes: &self.numbers.hashes[hashes.clone()],
+                tier: *tier,
+                group: *group,
+                whole_prefix: *whole_prefix,
+                content: told.as_ref().map_or(Content::Named, |text| {
+                    Content::Told(Told {
+                        parent: text.parent,
+                        tokens: &self.numbers.tokens[text.tokens.clone()],
+                        block_size: text.block_size,
+                        lora: text.lora,
+                        salt: text.salt,
+                        items: &self.items[text.items.clone()],
+                        understood: text.understood,
+                    })
+                }),
+            }),
+            Event::Removed {
+                hashes,
+                tier,
+                group,
+            } => BlockEvent::Removed(Removed {
+                hashes: &self.numbers.hashes[hashes.clone()],
+                tier: *tier,
+                group: *group,
+            }),
+            // The engine's own cache was reset. It does not say whether its connector's was (`reset_connector`), so the
+            // lower tiers are not believed any longer either.
+            Event::Cleared => BlockEvent::Cleared { tier: None },
+            Event::Unreadable => BlockEvent::Unreadable,
+        }
+    }
+}
