@@ -10,8 +10,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
 use super::http::{self, Request};
@@ -90,13 +89,11 @@ const END_BOUND: Duration = Duration::from_secs(20);
 impl Process {
     fn signal(&self, signal: Signal) {
         // Its own group: an engine is several processes. That it has ended already is no failure.
-        if let Ok(id) = i32::try_from(self.child.id()) {
-            let _ = killpg(Pid::from_raw(id), signal);
-        }
+        let _ = kill_process_group(Pid::from_child(&self.child), signal);
     }
 
     fn kill(&mut self) {
-        self.signal(Signal::SIGKILL);
+        self.signal(Signal::KILL);
         let _ = self.child.wait();
     }
 
@@ -113,7 +110,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.signal(Signal::SIGTERM);
+        self.signal(Signal::TERM);
         let _ = http::until("an engine ends", END_BOUND, || self.has_ended().then_some(()));
         self.kill();
     }

@@ -138,6 +138,7 @@ impl Config {
             kv_bandwidth: self.kv_bandwidth,
             seed: self.seed,
             rank,
+            connected: self.role.is_some(),
             lease: self.lease,
             recompute_failed_loads: self.recompute_failed_loads,
             hash: block_hash,
