@@ -18,6 +18,7 @@
 pub mod ask;
 pub mod bench;
 pub mod client;
+pub mod conformance;
 pub mod demo;
 pub mod direct;
 pub mod emulated;

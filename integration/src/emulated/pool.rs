@@ -1,7 +1,8 @@
 //! The paged KV cache of one rank: real bytes in blocks, found again by hash, evicted least recently used first.
 //!
 //! It does what vLLM's block pool does: a freed block keeps its hash and its bytes until it is needed for something else,
-//! the tail of a sequence is evicted first, and every full block is announced, a second copy of one included.
+//! a block that nobody can find is used again first, then the tail of the sequence that was used least recently, and every
+//! full block is announced, a second copy of one included.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -47,7 +48,7 @@ struct Block {
     users: u32,
     hash: Option<BlockHash>,
     /// Its place in the order of eviction, while nobody uses it.
-    free_since: u64,
+    free_at: i64,
 }
 
 /// The paged KV cache of one rank.
@@ -56,8 +57,10 @@ pub struct Pool {
     block_bytes: usize,
     bytes: Vec<u8>,
     blocks: Vec<Block>,
-    free: BTreeMap<u64, BlockId>,
-    clock: u64,
+    /// By their places: the first is used again first.
+    free: BTreeMap<i64, BlockId>,
+    /// Places at both ends that nobody had yet.
+    ends: (i64, i64),
     cached: HashMap<BlockHash, Vec<BlockId>>,
     changes: Vec<Change>,
 }
@@ -70,11 +73,11 @@ impl Pool {
             bytes: vec![0; blocks as usize * block_bytes],
             blocks: vec![Block::default(); blocks as usize],
             free: BTreeMap::new(),
-            clock: 0,
+            ends: (-1, 0),
             cached: HashMap::new(),
             changes: Vec::new(),
         };
-        (1..blocks).for_each(|id| pool.put_free(id));
+        (1..blocks).for_each(|id| pool.put_last(id));
         pool
     }
 
@@ -102,7 +105,7 @@ impl Pool {
         for id in ids {
             let block = &mut self.blocks[*id as usize];
             if block.users == 0 {
-                self.free.remove(&block.free_since);
+                self.free.remove(&block.free_at);
             }
             block.users += 1;
         }
@@ -126,14 +129,18 @@ impl Pool {
 
     /// Gives blocks of a sequence back, in the order of the sequence; the last one will be evicted first.
     pub fn give_back(&mut self, ids: &[BlockId]) {
+        let mut unfindable = Vec::new();
         for id in ids.iter().rev() {
             let block = &mut self.blocks[*id as usize];
             debug_assert!(block.users > 0, "block {id} is given back once too often");
             block.users -= 1;
-            if block.users == 0 {
-                self.put_free(*id);
+            match (block.users, block.hash) {
+                (0, Some(_)) => self.put_last(*id),
+                (0, None) => unfindable.push(*id),
+                _ => {}
             }
         }
+        unfindable.iter().rev().for_each(|id| self.put_first(*id));
     }
 
     /// Full blocks of a sequence can be found from now on.
@@ -223,10 +230,19 @@ impl Pool {
         self.changes.push(Change::Removed(hash));
     }
 
-    fn put_free(&mut self, id: BlockId) {
-        self.clock += 1;
-        self.blocks[id as usize].free_since = self.clock;
-        self.free.insert(self.clock, id);
+    fn put_last(&mut self, id: BlockId) {
+        self.put_at(self.ends.1, id);
+        self.ends.1 += 1;
+    }
+
+    fn put_first(&mut self, id: BlockId) {
+        self.put_at(self.ends.0, id);
+        self.ends.0 -= 1;
+    }
+
+    fn put_at(&mut self, place: i64, id: BlockId) {
+        self.blocks[id as usize].free_at = place;
+        self.free.insert(place, id);
     }
 }
 
@@ -261,6 +277,16 @@ mod tests {
         let gone = [3, 2, 1, 6].map(|of| Change::Removed(hash(of)));
         assert_eq!(pool.take_changes(), gone);
         assert_eq!(pool.longest_prefix(&[hash(4), hash(5), hash(6)]).len(), 2);
+    }
+
+    #[test]
+    fn what_nobody_can_find_is_used_again_first() {
+        let mut pool = Pool::new(7, 4);
+        let mut ids = stored(&mut pool, &[1, 2]);
+        ids.extend(pool.take(2).unwrap());
+        pool.give_back(&ids);
+        // Of several, the tail of the sequence.
+        assert_eq!(pool.take(3).unwrap(), [ids[3], ids[2], 5]);
     }
 
     #[test]

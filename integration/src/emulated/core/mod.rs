@@ -48,6 +48,8 @@ pub struct CoreConfig {
     pub seed: u64,
     /// Which rank of its engine.
     pub rank: u32,
+    /// Whether it has a connector to other engines' KV.
+    pub connected: bool,
     /// How long finished KV is held for decode.
     pub lease: Duration,
     /// Compute what could not be pulled, instead of failing the request.
@@ -92,7 +94,7 @@ pub enum Measured {
     FirstToken(Duration),
     /// A request got its next token after so long.
     NextToken(Duration),
-    /// A step computed so many tokens.
+    /// A step that ended with tokens computed so many: those, and the prompts of first ones.
     Step(usize),
     /// KV came from another engine.
     Transfer {
@@ -109,7 +111,7 @@ pub enum Measured {
         took: Duration,
         /// Tokens of its prompt.
         prompt: usize,
-        /// Of these, how many were computed.
+        /// Of these, how many were cached nowhere.
         computed: usize,
         /// Tokens that it got.
         generated: usize,

@@ -99,8 +99,10 @@ pub struct Finish {
     pub reason: &'static str,
     /// The stop text or token.
     pub stop: Value,
-    /// Prompt tokens whose KV was here already or came from elsewhere.
+    /// Prompt tokens whose KV was cached: here, or where it came from.
     pub cached: usize,
+    /// Prompt tokens whose KV was computed here.
+    pub computed: usize,
     /// The KV that is held for decode.
     pub held: Option<HeldKv>,
 }
@@ -295,7 +297,9 @@ impl Sequence {
     pub(super) fn next_token(&mut self, tokenizer: &Tokenizer) -> u32 {
         debug_assert_eq!(self.attended, self.tokens.len());
         let logit = self.attention.logit(self.sampling.seed);
-        if let Some(token) = self.sampling.always {
+        let too_early = self.generated() < self.sampling.min_tokens;
+        let end = self.sampling.always == tokenizer.end();
+        if let Some(token) = self.sampling.always.filter(|_| !(end && too_early)) {
             return token;
         }
         if self.sampling.one_of.is_empty() {

@@ -29,8 +29,10 @@ pub struct Stats {
     pub cache_queries: u64,
     /// Prompt tokens that were found there.
     pub cache_hits: u64,
-    /// Prompt tokens for which other engines were asked, whether they came or not.
+    /// Prompt tokens that were not found there, and for which the connector was asked.
     pub external_queries: u64,
+    /// Prompt tokens that the connector promised, whether they came or not.
+    pub external_hits: u64,
     /// Prompt tokens that were computed.
     pub computed_tokens: u64,
     /// Prompt tokens that came from other engines.

@@ -216,6 +216,7 @@ impl State {
             return Err(NotNow::Full);
         }
         self.stats.external_queries += (tokens - first_token) as u64;
+        self.stats.external_hits += (tokens - first_token) as u64;
         self.waiting.retain(|waiting| *waiting != key);
         if let Some(sequence) = self.sequences.get_mut(&key) {
             sequence.phase = Phase::Fetching;
@@ -273,7 +274,11 @@ impl State {
             self.stats.cache_queries += sequence.prompt_len as u64;
             self.stats.cache_hits += sequence.local_hit as u64;
         }
-        let computed = sequence.prompt_len - sequence.local_hit - sequence.fetched;
+        if config.connected && sequence.fetched == 0 && !sequence.skip_cache {
+            // The connector is asked for what is not here, and has nothing.
+            self.stats.external_queries += (sequence.prompt_len - sequence.local_hit) as u64;
+        }
+        let computed = sequence.computed_here();
         self.stats.computed_tokens += computed as u64;
         if sequence.report_hits && sequence.local_hit > 0 {
             let blocks = sequence.local_hit / config.block_size as usize;
@@ -312,8 +317,7 @@ impl State {
     ) -> Vec<Addressed> {
         let mut outputs = Vec::new();
         self.stats.steps += 1;
-        let tokens = step.shares.iter().map(|(_, tokens)| tokens).sum();
-        self.measured.push(Measured::Step(tokens));
+        let mut told = 0;
         for (key, tokens) in &step.shares {
             // It was aborted meanwhile.
             if !self.sequences.contains_key(key) {
@@ -323,8 +327,12 @@ impl State {
             self.store_full_blocks(*key, config);
             let sequence = &self.sequences[key];
             if sequence.computed == sequence.tokens.len() {
+                told += sequence.tokens_to_tell();
                 outputs.extend(self.sample(*key, config, tokenizer));
             }
+        }
+        if told > 0 {
+            self.measured.push(Measured::Step(told));
         }
         outputs
     }
@@ -424,11 +432,11 @@ impl State {
             blocks: std::mem::take(&mut sequence.blocks),
             tokens: sequence.computed,
         });
-        let cached = sequence.cached();
+        let (cached, computed) = (sequence.cached(), sequence.computed_here());
         self.measured.push(Measured::Request {
             took: sequence.arrived.elapsed(),
             prompt: sequence.prompt_len,
-            computed: sequence.prompt_len - sequence.local_hit - sequence.fetched,
+            computed: sequence.prompt_len - cached,
             generated: sequence.generated(),
             limit: sequence.sampling.limit,
         });
@@ -439,12 +447,27 @@ impl State {
             reason,
             stop,
             cached,
+            computed,
             held,
         }
     }
 }
 
 impl Sequence {
+    /// Prompt tokens that were neither cached here nor fetched.
+    fn computed_here(&self) -> usize {
+        self.prompt_len - self.local_hit - self.fetched
+    }
+
+    /// What a step that ends with a token of this sequence is said to have computed: the first token stands for the whole
+    /// prompt, whatever steps it took.
+    fn tokens_to_tell(&self) -> usize {
+        match self.generated() {
+            0 => self.computed_here() + 1,
+            _ => 1,
+        }
+    }
+
     /// Cached prompt tokens as the engine reports them: decode passes on what the prefill side had.
     pub(super) fn cached(&self) -> usize {
         match &self.handoff {

@@ -7,7 +7,7 @@ use super::request::{Ask, Refused};
 use crate::emulated::core::HeldKv;
 
 /// When the engine said everything, in Unix seconds: a recorded instant, for no answer depends on it.
-const CREATED: u64 = 1_796_006_084;
+pub(super) const CREATED: u64 = 1_796_006_084;
 const FINGERPRINT: &str = "vllm-0.32.0-5ef3db3f";
 
 /// One choice, as far as it has come.
@@ -20,6 +20,8 @@ pub(super) struct Said {
     pub(super) finish: Option<&'static str>,
     pub(super) stop: Value,
     pub(super) cached: usize,
+    /// Prompt tokens that were computed here.
+    pub(super) computed: usize,
     pub(super) held: Option<HeldKv>,
 }
 
@@ -121,8 +123,12 @@ impl Answer<'_> {
 
     fn choice(&self, index: usize, said: &Said) -> Value {
         let prompt = index / self.ask.n;
+        let mut logprobs = self.logprobs(said, 0..said.tokens.len());
+        if let Some(pieces) = self.ask.echoed.get(prompt).filter(|_| !logprobs.is_null()) {
+            prepend(&mut logprobs, &self.ask.prompts[prompt], pieces);
+        }
         json!({
-            "index": index, "text": said.text, "logprobs": self.logprobs(said, 0..said.tokens.len()),
+            "index": index, "text": said.text, "logprobs": logprobs,
             "finish_reason": said.finish, "stop_reason": said.stop, "token_ids": self.token_ids(&said.tokens),
             "prompt_logprobs": self.prompt_logprobs(prompt), "prompt_token_ids": self.prompt_token_ids(prompt),
             "routed_experts": null,
@@ -234,24 +240,28 @@ impl Answer<'_> {
     /// Tokens, and where they came from as far as it is told.
     pub(super) fn usage(&self, said: &[Said]) -> Value {
         let mut usage = self.counts(said);
+        usage["completion_tokens_details"] = Value::Null;
         usage["prompt_tokens_details"] = Value::Null;
-        if let Some(first) = said
-            .first()
+        // Of a batch, the last prompt's are told.
+        if let Some(last) = said
+            .last()
             .filter(|_| self.config.prompt_tokens_details && !self.ask.beam)
         {
             usage["prompt_tokens_details"] = json!({
-                "cached_tokens": first.cached, "created_cache_tokens": self.created(first), "multimodal_tokens": null,
+                "cached_tokens": last.cached, "created_cache_tokens": self.created(last), "multimodal_tokens": null,
             });
         }
         usage
     }
 
-    /// Told for chats alone: prompt tokens in blocks that were not cached before.
+    /// Told for chats alone: prompt tokens in blocks that were computed.
     fn created(&self, said: &Said) -> Value {
         let block_size = self.config.block_size as usize;
-        let full = self.ask.prompts[0].len() / block_size * block_size;
+        let prompt = self.ask.prompts[0].len();
         if self.ask.chat {
-            full.saturating_sub(said.cached).into()
+            (prompt / block_size * block_size)
+                .saturating_sub(prompt - said.computed)
+                .into()
         } else {
             Value::Null
         }
@@ -260,10 +270,16 @@ impl Answer<'_> {
     fn counts(&self, said: &[Said]) -> Value {
         let prompts: usize = self.ask.prompts.iter().map(Vec::len).sum();
         let generated: usize = said.iter().map(|said| said.tokens.len()).sum();
-        json!({
-            "prompt_tokens": prompts, "total_tokens": prompts + generated, "completion_tokens": generated,
-            "completion_tokens_details": null,
-        })
+        json!({"prompt_tokens": prompts, "total_tokens": prompts + generated, "completion_tokens": generated})
+    }
+
+    /// The usage so far, in a chunk that is not the last one.
+    fn counts_so_far(&self, said: &[Said]) -> Value {
+        let mut counts = self.counts(said);
+        if self.ask.chat {
+            counts["completion_tokens_details"] = Value::Null;
+        }
+        counts
     }
 
     fn chunk(&self, choices: &[Value]) -> Value {
@@ -277,7 +293,7 @@ impl Answer<'_> {
         });
         let mut chunk = self.chunk(&[choice]);
         if self.ask.continuous_usage {
-            chunk["usage"] = self.counts(&[]);
+            chunk["usage"] = self.counts_so_far(&[]);
         }
         chunk["prompt_token_ids"] = self.prompt_token_ids(0);
         chunk["prompt_text"] = Value::Null;
@@ -291,10 +307,14 @@ impl Answer<'_> {
         let ids = self.token_ids(&said.tokens[part.clone()]);
         let logprobs = self.logprobs(said, part);
         let choice = if self.ask.chat {
-            json!({
+            let mut choice = json!({
                 "index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": said.finish,
                 "token_ids": ids,
-            })
+            });
+            if said.finish.is_some() {
+                choice["stop_reason"] = said.stop.clone();
+            }
+            choice
         } else {
             let prompt = if said.tokens.len() > 1 {
                 Value::Null
@@ -308,7 +328,10 @@ impl Answer<'_> {
         };
         let mut chunk = self.chunk(&[choice]);
         if self.ask.continuous_usage {
-            chunk["usage"] = self.counts(std::slice::from_ref(said));
+            chunk["usage"] = self.counts_so_far(std::slice::from_ref(said));
+        }
+        if said.finish.is_some() && !self.ask.include_usage {
+            chunk["system_fingerprint"] = FINGERPRINT.into();
         }
         chunk
     }
@@ -316,9 +339,47 @@ impl Answer<'_> {
     /// The chunk that `stream_options.include_usage` asks for.
     pub(super) fn usage_chunk(&self, said: &[Said]) -> Value {
         let mut chunk = self.chunk(&[]);
-        chunk["usage"] = self.usage(said);
+        chunk["usage"] = without_nulls(self.usage(said));
         chunk["system_fingerprint"] = FINGERPRINT.into();
         chunk
+    }
+}
+
+/// Puts the logprobs of a prompt before those of the answer. Nothing comes before the first token, so it has none.
+fn prepend(logprobs: &mut Value, prompt: &[u32], pieces: &[String]) {
+    let mut offset = 0;
+    let mut before = json!({"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []});
+    let mut put = |list: &str, value: Value| {
+        before[list].as_array_mut().into_iter().for_each(|list| list.push(value.clone()));
+    };
+    for (at, (token, piece)) in prompt.iter().zip(pieces).enumerate() {
+        let known = at > 0;
+        put("text_offset", offset.into());
+        put("tokens", piece.as_str().into());
+        put("token_logprobs", known.then(|| logprob(*token, 0)).into());
+        let top = json!({piece.as_str(): logprob(*token, 0)});
+        put("top_logprobs", if known { top } else { Value::Null });
+        offset += piece.len();
+    }
+    for (list, values) in logprobs.as_object_mut().into_iter().flatten() {
+        let mut values = values.as_array().cloned().unwrap_or_default();
+        if list == "text_offset" {
+            values.iter_mut().for_each(|at| *at = (at.as_u64().unwrap_or(0) + offset as u64).into());
+        }
+        let before = before[list].as_array_mut();
+        before.into_iter().for_each(|before| before.append(&mut values));
+    }
+    *logprobs = before;
+}
+
+/// As it is written where only what is there is told.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(object) => {
+            let told = object.into_iter().filter(|(_, value)| !value.is_null());
+            told.map(|(key, value)| (key, without_nulls(value))).collect()
+        }
+        other => other,
     }
 }
 

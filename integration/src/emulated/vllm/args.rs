@@ -8,6 +8,7 @@ use clap::{Parser, ValueEnum};
 use serde::Deserialize;
 
 use super::config::{Config, EventsConfig};
+use super::events::HashForm;
 use crate::emulated::model::ROW_BYTES;
 use crate::emulated::speed::Speed;
 
@@ -93,6 +94,18 @@ pub struct Args {
     #[arg(long, num_args = 1.., value_name = "NAME")]
     lora_modules: Vec<String>,
 
+    /// Events tell hashes as 64-bit numbers (1) or whole (0).
+    #[arg(
+        long,
+        env = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u8).range(..=1)
+    )]
+    emulate_int_block_hashes: u8,
+
+    #[command(flatten)]
+    ignored: Ignored,
+
     /// Host of the NIXL side channel; loopback only.
     #[arg(long, env = "VLLM_NIXL_SIDE_CHANNEL_HOST", default_value = "127.0.0.1")]
     emulate_side_channel_host: IpAddr,
@@ -120,6 +133,30 @@ pub struct Args {
     /// Of jitter and unseeded sampling.
     #[arg(long, default_value_t = 0)]
     emulate_seed: u64,
+}
+
+/// Flags of vLLM that mean nothing here: what they switch on is always on, or has nothing to work on.
+#[derive(Debug, Clone, clap::Args)]
+struct Ignored {
+    #[arg(long, hide = true)]
+    enable_prefix_caching: bool,
+    #[arg(long, hide = true)]
+    enforce_eager: bool,
+    #[arg(long, hide = true)]
+    enable_lora: bool,
+    #[arg(long, hide = true)]
+    enable_auto_tool_choice: bool,
+    #[arg(long, hide = true)]
+    disable_uvicorn_access_log: bool,
+    #[arg(long, hide = true)]
+    tool_call_parser: Option<String>,
+    #[arg(long, hide = true)]
+    max_lora_rank: Option<String>,
+    #[arg(long, hide = true)]
+    dtype: Option<String>,
+    /// Block hashes are always those of `sha256_cbor`.
+    #[arg(long, hide = true)]
+    prefix_caching_hash_algo: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -202,7 +239,7 @@ impl Args {
             connect(&mut config, json)?;
         }
         if let Some(json) = &self.kv_events_config {
-            config.events = events(json)?;
+            config.events = events(json, self.emulate_int_block_hashes == 1)?;
         }
         Ok(config)
     }
@@ -261,7 +298,7 @@ fn connect(config: &mut Config, json: &str) -> Result<()> {
     Ok(())
 }
 
-fn events(json: &str) -> Result<Option<EventsConfig>> {
+fn events(json: &str, int_hashes: bool) -> Result<Option<EventsConfig>> {
     let asked: KvEvents =
         serde_json::from_str(json).context("--kv-events-config is not vLLM's JSON")?;
     let events = EventsConfig {
@@ -269,6 +306,11 @@ fn events(json: &str) -> Result<Option<EventsConfig>> {
         replay_endpoint: asked.replay_endpoint,
         topic: asked.topic,
         buffer_steps: asked.buffer_steps.unwrap_or(10_000),
+        hash_form: if int_hashes {
+            HashForm::Int
+        } else {
+            HashForm::Bytes
+        },
     };
     Ok(asked.enable_kv_cache_events.then_some(events))
 }

@@ -6,7 +6,7 @@ use super::super::core::CoreConfig;
 use super::super::model::ROW_BYTES;
 use super::super::pool::{BlockHash, CacheKeys};
 use super::super::speed::Speed;
-use super::events;
+use super::events::{self, HashForm};
 
 /// Tokens per KV block, as recorded.
 pub const BLOCK_SIZE: u32 = 32;
@@ -31,6 +31,8 @@ pub struct EventsConfig {
     pub topic: String,
     /// Batches that can be replayed.
     pub buffer_steps: usize,
+    /// How hashes are written.
+    pub hash_form: HashForm,
 }
 
 /// How an engine is started.
@@ -136,6 +138,7 @@ impl Config {
             kv_bandwidth: self.kv_bandwidth,
             seed: self.seed,
             rank,
+            connected: self.role.is_some(),
             lease: self.lease,
             recompute_failed_loads: self.recompute_failed_loads,
             hash: block_hash,

@@ -463,6 +463,7 @@ async fn publisher(config: &EventsConfig, rank: u32) -> Arc<Publisher> {
             replay_endpoint: config.replay_endpoint.clone(),
             topic: config.topic.clone(),
             buffer_steps: config.buffer_steps,
+            hash_form: config.hash_form,
             ..PublisherConfig::default()
         };
         Publisher::start(config, rank).ok().map(Arc::new)

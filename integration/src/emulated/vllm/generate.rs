@@ -80,15 +80,15 @@ pub(super) async fn generate(
     }
 }
 
-struct Work<'a> {
-    engine: &'a EmulatedVllm,
-    life: &'a Arc<Life>,
-    seen: &'a Seen,
-    rule: &'a Rule,
+pub(super) struct Work<'a> {
+    pub(super) engine: &'a EmulatedVllm,
+    pub(super) life: &'a Arc<Life>,
+    pub(super) seen: &'a Seen,
+    pub(super) rule: &'a Rule,
 }
 
 /// What happens next to a request in the engine.
-enum Next {
+pub(super) enum Next {
     Output(usize, Output),
     /// Whoever asked went away.
     Gone,
@@ -97,9 +97,9 @@ enum Next {
 }
 
 /// A choice in the making.
-struct Choice {
+pub(super) struct Choice {
     submitted: Submitted,
-    said: Said,
+    pub(super) said: Said,
 }
 
 impl Work<'_> {
@@ -209,7 +209,7 @@ impl Work<'_> {
     }
 
     /// What comes next of any choice.
-    async fn next(&self, connection: &mut Connection, choices: &mut [Choice]) -> Next {
+    pub(super) async fn next(&self, connection: &mut Connection, choices: &mut [Choice]) -> Next {
         let output = poll_fn(|context| {
             for (index, choice) in choices.iter_mut().enumerate() {
                 if choice.said.finish.is_none()
@@ -229,7 +229,7 @@ impl Work<'_> {
     }
 
     /// What an output adds to the text of a choice.
-    fn take(&self, said: &mut Said, output: Output) -> String {
+    pub(super) fn take(&self, said: &mut Said, output: Output) -> String {
         let Output::Token { id, text, finish } = output else {
             said.finish = Some("abort");
             return String::new();
@@ -240,6 +240,7 @@ impl Work<'_> {
         if let Some(finish) = finish {
             said.stop = finish.stop;
             said.cached = finish.cached;
+            said.computed = finish.computed;
             said.held = finish.held;
             said.finish = Some(match self.rule.fault {
                 Fault::Finish(reason) => reason,
@@ -271,7 +272,7 @@ impl Work<'_> {
             }
         }
         let said: Vec<Said> = choices.iter().map(|choice| choice.said.clone()).collect();
-        let mut body = answer.whole(&said, &self.params(answer.ask, &said));
+        let mut body = answer.whole(&said, &self.params(&said));
         if let Fault::Answer(change) = &self.rule.fault {
             change(&mut body);
         }
@@ -279,7 +280,7 @@ impl Work<'_> {
     }
 
     /// Where decode finds the KV that is held.
-    fn params(&self, ask: &Ask, said: &[Said]) -> Value {
+    pub(super) fn params(&self, said: &[Said]) -> Value {
         let Some((held, said)) = said
             .iter()
             .rev()
@@ -293,7 +294,7 @@ impl Work<'_> {
             "remote_port": self.engine.side_channel().port(), "tp_size": 1, "dcp_size": 1, "pp_size": 1,
             "remote_num_tokens": held.tokens, "remote_blocks_expiry_time": null, "transfer_mode": "pull",
         });
-        if said.tokens.len() == 1 && ask.n == 1 {
+        if said.tokens.len() == 1 {
             params["remote_prefill_cached_tokens"] = said.cached.into();
         }
         if let Fault::Params(change) = &self.rule.fault {
@@ -426,7 +427,7 @@ impl Work<'_> {
     }
 }
 
-fn submit(answer: &Answer<'_>, rank: &Rank) -> Vec<Choice> {
+pub(super) fn submit(answer: &Answer<'_>, rank: &Rank) -> Vec<Choice> {
     let ask = answer.ask;
     let mut choices = Vec::new();
     for (at, prompt) in ask.prompts.iter().enumerate() {
@@ -497,10 +498,10 @@ async fn fail_stream(connection: &mut Connection, error: &Value, done: bool) -> 
     After::KeepAlive
 }
 
-fn event(data: &str) -> Vec<u8> {
+pub(super) fn event(data: &str) -> Vec<u8> {
     chunked(&format!("data: {data}\n\n"))
 }
 
-fn chunked(text: &str) -> Vec<u8> {
+pub(super) fn chunked(text: &str) -> Vec<u8> {
     format!("{:x}\r\n{text}\r\n", text.len()).into_bytes()
 }

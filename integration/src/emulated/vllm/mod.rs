@@ -16,6 +16,7 @@ pub mod publisher;
 mod recorded;
 mod request;
 mod routes;
+mod scale_out;
 pub mod script;
 mod seen;
 mod server;

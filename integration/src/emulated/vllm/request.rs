@@ -27,6 +27,8 @@ pub(super) struct Ask {
     pub(super) logprobs: Option<usize>,
     pub(super) prompt_logprobs: Option<usize>,
     pub(super) echo: bool,
+    /// Text of each prompt token, where the answer tells it.
+    pub(super) echoed: Vec<Vec<String>>,
     /// The function that the answer must call.
     pub(super) tool: Option<String>,
     pub(super) keys: CacheKeys,
@@ -95,7 +97,15 @@ pub(super) fn read(
         return Err(Refused::bad(message, None));
     }
     let (tool, sampling) = with_tool(body, sampling, tokenizer);
+    let echo = body["echo"] == true;
+    let pieces = |prompt: &Vec<u32>| prompt.iter().map(|token| tokenizer.text(*token)).collect();
     Ok(Ask {
+        echo,
+        echoed: if echo {
+            prompts.iter().map(pieces).collect()
+        } else {
+            Vec::new()
+        },
         chat,
         keys: keys(body, &model, config),
         model,
@@ -109,9 +119,9 @@ pub(super) fn read(
         return_token_ids: body["return_token_ids"] == true,
         logprobs: logprobs(body, chat),
         prompt_logprobs: count(&body["prompt_logprobs"]),
-        echo: body["echo"] == true,
         tool,
-        handoff: if beam {
+        // Without a connector nobody looks at what is asked of it.
+        handoff: if beam || config.role.is_none() {
             Handoff::None
         } else {
             handoff(&body["kv_transfer_params"])
@@ -164,11 +174,11 @@ fn completion_prompts(body: &Value, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32
     };
     let tokens = several.iter().map(|prompt| {
         let tokens = one_prompt(prompt, tokenizer).filter(|tokens| !tokens.is_empty());
-        tokens.ok_or_else(invalid_prompt)
+        tokens.ok_or_else(|| invalid_prompt(prompt))
     });
     let prompts: Vec<_> = tokens.collect::<Result<_, _>>()?;
     if prompts.is_empty() {
-        Err(invalid_prompt())
+        Err(invalid_prompt(prompt))
     } else {
         Ok(prompts)
     }
@@ -185,13 +195,21 @@ fn one_prompt(prompt: &Value, tokenizer: &Tokenizer) -> Option<Vec<u32>> {
     }
 }
 
-fn invalid_prompt() -> Refused {
+/// The four forms that a prompt may have, and that it has none of them.
+fn invalid_prompt(prompt: &Value) -> Refused {
+    let input = match prompt {
+        Value::Object(object) => format!("'<dict of {} items>'", object.len()),
+        other => other.to_string(),
+    };
+    let list = ("list_type", "Input should be a valid list");
+    let text = ("string_type", "Input should be a valid string");
+    let errors = [list, list, text, list].map(|(kind, message)| {
+        format!("\n  {{'type': '{kind}', 'loc': 'body.prompt', 'msg': '{message}', 'input': {input}}}")
+    });
+    let message = format!("4 validation errors:{}", errors.concat());
     Refused {
         kind: "Bad Request",
-        ..Refused::bad(
-            "1 validation error: Input should be a valid prompt",
-            Some("body.prompt"),
-        )
+        ..Refused::bad(message, Some("body.prompt"))
     }
 }
 

@@ -9,6 +9,7 @@ use super::answers;
 use super::engine::{EmulatedVllm, Life};
 use super::generate;
 use super::request;
+use super::scale_out;
 use super::script::Http;
 use super::seen::Fate;
 use super::server::{After, Connection, Request};
@@ -58,14 +59,25 @@ pub(super) async fn route(
             generate::generate(connection, engine, life, request).await
         }
         ("POST", "/v1/embeddings") => embed(connection, engine, request).await,
-        ("POST", "/inference/v1/abort_requests" | "/inference/v1/generate")
-            if !engine.config().scale_out =>
+        (
+            "POST",
+            "/inference/v1/abort_requests"
+            | "/inference/v1/generate"
+            | "/v1/completions/render"
+            | "/v1/chat/completions/render",
+        ) if !engine.config().scale_out =>
         {
             let message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.";
             let body = answers::error(403, "PermissionDeniedError", message, None);
             connection.json(403, &body).await
         }
         ("POST", "/inference/v1/abort_requests") => abort(connection, life, request).await,
+        ("POST", "/inference/v1/generate") => {
+            scale_out::generate(connection, engine, life, request).await
+        }
+        ("POST", "/v1/completions/render" | "/v1/chat/completions/render") => {
+            scale_out::render(connection, engine, request).await
+        }
         _ => connection.json(404, &json!({"detail": "Not Found"})).await,
     }
 }
@@ -91,7 +103,7 @@ async fn health(connection: &mut Connection, engine: &EmulatedVllm, life: &Life)
     } else {
         200
     };
-    connection.answer(status, "application/json", b"").await
+    connection.answer(status, "", b"").await
 }
 
 fn sources(life: &Life) -> Value {

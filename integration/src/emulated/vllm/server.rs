@@ -216,8 +216,9 @@ pub(super) fn head(status: u16, content_type: &str, length: Option<usize>) -> Ve
         Some(length) => format!("content-length: {length}"),
         None => "transfer-encoding: chunked".to_owned(),
     };
-    format!(
-        "HTTP/1.1 {status} Status\r\nserver: uvicorn\r\ncontent-type: {content_type}\r\n{framing}\r\n\r\n"
-    )
-    .into_bytes()
+    let kind = match content_type {
+        "" => String::new(),
+        kind => format!("content-type: {kind}\r\n"),
+    };
+    format!("HTTP/1.1 {status} Status\r\nserver: uvicorn\r\n{kind}{framing}\r\n\r\n").into_bytes()
 }

@@ -171,7 +171,7 @@ fn snapshot(stats: &Stats, observed: Observed) -> MetricsSnapshot {
         },
         external_prefix_cache: Lookups {
             queries: stats.external_queries,
-            hits: stats.external_queries,
+            hits: stats.external_hits,
         },
         prompt_tokens: PromptTokens {
             local_compute: stats.computed_tokens,
