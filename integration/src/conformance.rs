@@ -70,7 +70,10 @@ pub fn run(
     mut told: impl FnMut(&CaseReport),
 ) -> Vec<CaseReport> {
     let mut reports = Vec::new();
-    let cases: Vec<Case> = cases::all().into_iter().filter(|case| wanted(case)).collect();
+    let cases: Vec<Case> = cases::all()
+        .into_iter()
+        .filter(|case| wanted(case))
+        .collect();
     for (number, case) in cases.iter().enumerate() {
         let started = Instant::now();
         let outcome = Runner::new(target, case).run();

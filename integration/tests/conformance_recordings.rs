@@ -103,24 +103,72 @@ const ALIKE: &[(&str, &str, &[When])] = &[
     ("c3_plain_2_decode", "c3_penalties_3_aggregated", &[]),
     ("c3_logprobs3_2_decode", "c3_logprobs3_3_aggregated", &[]),
     ("c3_logprobs0_2_decode", "c3_logprobs0_3_aggregated", &[]),
-    ("c3_echo_logprobs_2_decode", "c3_echo_logprobs_3_aggregated", &[]),
-    ("c3_prompt_logprobs2_2_decode", "c3_prompt_logprobs2_3_aggregated", &[]),
-    ("c3_chat_plain_1_prefill", "c3_chat_n2_prefill_n1_1_prefill", &[]),
+    (
+        "c3_echo_logprobs_2_decode",
+        "c3_echo_logprobs_3_aggregated",
+        &[],
+    ),
+    (
+        "c3_prompt_logprobs2_2_decode",
+        "c3_prompt_logprobs2_3_aggregated",
+        &[],
+    ),
+    (
+        "c3_chat_plain_1_prefill",
+        "c3_chat_n2_prefill_n1_1_prefill",
+        &[],
+    ),
     ("c3_chat_plain_2_decode", "c3_chat_tools_none_2_decode", &[]),
-    ("c3_chat_logprobs_top3_2_decode", "c3_chat_logprobs_top3_3_aggregated", &[When::OtherFlags]),
-    ("c3_chat_prompt_logprobs_2_decode", "c3_chat_prompt_logprobs_3_aggregated", &[]),
-    ("c3_chat_tools_named_2_decode", "c3_chat_tools_named_3_aggregated", &[When::OtherFlags]),
-    ("c3_structured_choice_2_decode", "c3_structured_regex_3_aggregated", &[When::Grammar]),
+    (
+        "c3_chat_logprobs_top3_2_decode",
+        "c3_chat_logprobs_top3_3_aggregated",
+        &[When::OtherFlags],
+    ),
+    (
+        "c3_chat_prompt_logprobs_2_decode",
+        "c3_chat_prompt_logprobs_3_aggregated",
+        &[],
+    ),
+    (
+        "c3_chat_tools_named_2_decode",
+        "c3_chat_tools_named_3_aggregated",
+        &[When::OtherFlags],
+    ),
+    (
+        "c3_structured_choice_2_decode",
+        "c3_structured_regex_3_aggregated",
+        &[When::Grammar],
+    ),
     ("c3_n2_1_prefill", "c3_chat_n2_1_prefill", &[]),
-    ("c1_prefill_stop_string", "c1_prefill_stop_string_include", &[]),
-    ("c8_cold_P_cold_D_1_prefill", "c8_cold_P_warm_D_1_prefill", &[]),
-    ("c8_warm_P_cold_D_2_decode", "c8_warm_P_warm_D_2_decode", &[]),
+    (
+        "c1_prefill_stop_string",
+        "c1_prefill_stop_string_include",
+        &[],
+    ),
+    (
+        "c8_cold_P_cold_D_1_prefill",
+        "c8_cold_P_warm_D_1_prefill",
+        &[],
+    ),
+    (
+        "c8_warm_P_cold_D_2_decode",
+        "c8_warm_P_warm_D_2_decode",
+        &[],
+    ),
     ("pd_2_decode", "pd_3_aggregated_reference", &[]),
     ("err_first_use_ok", "err_lease_expired", &[]),
     ("err_first_use_ok", "err_wrong_prompt_same_len", &[]),
-    ("err_too_few_block_ids", "err_prompt_longer_than_prefilled", &[]),
+    (
+        "err_too_few_block_ids",
+        "err_prompt_longer_than_prefilled",
+        &[],
+    ),
     ("err_block_ids_out_of_range", "err_wrong_engine_id", &[]),
-    ("err_first_use_ok", "recompute_prefill_killed_between_steps", &[]),
+    (
+        "err_first_use_ok",
+        "recompute_prefill_killed_between_steps",
+        &[],
+    ),
     ("oot_base", "oot_cached_usage", &[When::OtherFlags]),
 ];
 
@@ -150,7 +198,10 @@ fn a_request_of_another_kind_is_not_alike() {
     let different = [
         ("c3_plain_1_prefill", "c3_plain_2_decode"),
         ("c3_plain_2_decode", "c3_logprobs3_2_decode"),
-        ("c2_chat_prefill_both_mt1_mct16", "c2_chat_prefill_both_mt16_mct1"),
+        (
+            "c2_chat_prefill_both_mt1_mct16",
+            "c2_chat_prefill_both_mt16_mct1",
+        ),
         ("completion_stream", "chat_stream"),
         ("chat_stream", "pd_chat_2_decode_stream"),
         ("err_stream_side_channel_dead", "completion_stream"),
@@ -176,7 +227,11 @@ fn leaves(value: &Value, pointer: &str, path: &[Part], out: &mut Vec<(String, Ve
     match value {
         Value::Object(object) if !object.is_empty() => {
             for (key, value) in object {
-                into(key.replace('~', "~0").replace('/', "~1"), Part::Key(key.clone()), value);
+                into(
+                    key.replace('~', "~0").replace('/', "~1"),
+                    Part::Key(key.clone()),
+                    value,
+                );
             }
         }
         Value::Array(array) if !array.is_empty() => {
@@ -203,7 +258,9 @@ fn altered(value: &Value) -> Value {
 /// The first mask on the way to a place.
 fn mask_over(path: &[Part]) -> Option<Rule> {
     let mut prefixes = (0..=path.len()).map(|length| &path[..length]);
-    prefixes.find_map(|prefix| mask::mask_for(prefix, &[])).map(|mask| mask.rule)
+    prefixes
+        .find_map(|prefix| mask::mask_for(prefix, &[]))
+        .map(|mask| mask.rule)
 }
 
 #[test]
@@ -220,7 +277,11 @@ fn a_change_is_found_unless_a_mask_is_over_it() {
         let mut places = Vec::new();
         leaves(document, "", &[], &mut places);
         // Thousands of numbers of one list say nothing new.
-        places.retain(|(_, path)| !path.iter().any(|part| matches!(part, Part::Index(index) if *index > 1)));
+        places.retain(|(_, path)| {
+            !path
+                .iter()
+                .any(|part| matches!(part, Part::Index(index) if *index > 1))
+        });
         for (pointer, path) in places {
             let mut changed = recording.answer.clone();
             let Body::Json(body) = &mut changed.body else {
@@ -250,7 +311,10 @@ fn a_change_is_found_unless_a_mask_is_over_it() {
             }
         }
     }
-    assert!(found > 2000 && masked > 500, "{found} found, {masked} masked");
+    assert!(
+        found > 2000 && masked > 500,
+        "{found} found, {masked} masked"
+    );
 }
 
 #[test]
@@ -264,8 +328,18 @@ fn a_key_that_is_gone_or_new_is_found() {
             if let Body::Json(Value::Object(object)) = &mut less.body {
                 object.remove(key);
             }
-            assert_eq!(shape::answers(&recording.answer, &less, &[]).len(), 1, "{} {key}", recording.name);
-            assert_eq!(shape::answers(&less, &recording.answer, &[]).len(), 1, "{} {key}", recording.name);
+            assert_eq!(
+                shape::answers(&recording.answer, &less, &[]).len(),
+                1,
+                "{} {key}",
+                recording.name
+            );
+            assert_eq!(
+                shape::answers(&less, &recording.answer, &[]).len(),
+                1,
+                "{} {key}",
+                recording.name
+            );
         }
     }
 }
@@ -282,13 +356,22 @@ fn frames_that_are_gone_new_or_in_another_order_are_found() {
             body: Body::Stream(frames),
             ..recording.answer.clone()
         };
-        let differ = |frames: Vec<Frame>| !shape::answers(&recording.answer, &with(frames), &[]).is_empty();
-        assert!(differ(frames[..frames.len() - 1].to_vec()), "{}: no [DONE]", recording.name);
+        let differ =
+            |frames: Vec<Frame>| !shape::answers(&recording.answer, &with(frames), &[]).is_empty();
+        assert!(
+            differ(frames[..frames.len() - 1].to_vec()),
+            "{}: no [DONE]",
+            recording.name
+        );
         // Where all frames are of one kind, their number says nothing.
         let first = recording.source == Source::Oot || differ(frames[1..].to_vec());
         assert!(first, "{}: no first frame", recording.name);
         let reversed = frames.iter().rev().cloned().collect();
-        assert!(frames.len() < 2 || differ(reversed), "{}: reversed", recording.name);
+        assert!(
+            frames.len() < 2 || differ(reversed),
+            "{}: reversed",
+            recording.name
+        );
         let error = json!({"error": {"message": "x", "type": "x", "param": null, "code": 500}});
         let more = [frames.as_slice(), &[Frame::Data(error)]].concat();
         assert!(differ(more), "{}: an error more", recording.name);
@@ -319,38 +402,89 @@ fn tokens_may_share_a_chunk() {
 fn every_law_of_exchanges_can_be_broken() {
     type Breaking = (&'static str, &'static str, fn(&mut Value));
     let breakings: &[Breaking] = &[
-        ("err_model", "an error tells its status in OpenAI's shape", |a| a["error"]["code"] = 400.into()),
-        ("completion", "a total is the sum of prompt and completion", |a| a["usage"]["total_tokens"] = 1.into()),
-        ("completion_long", "as many token ids as the usage says", |a| a["choices"][0]["token_ids"] = json!([1])),
-        ("pd_2_decode", "the prompt's token ids are the prompt's", |a| {
-            a["choices"][0]["prompt_token_ids"][3] = 0.into();
-        }),
-        ("completion", "an answer that ended by length has that length", |a| {
-            a["usage"]["completion_tokens"] = 7.into();
-        }),
-        ("c3_n2_seed_2_decode", "as many choices as were asked for", |a| a["choices"][1]["index"] = 0.into()),
-        ("c8_warm_P_cold_D_1_prefill", "cached tokens are whole blocks, fewer than the prompt", |a| {
-            a["usage"]["prompt_tokens_details"]["cached_tokens"] = 320.into();
-        }),
-        ("c8_warm_P_cold_D_2_decode", "decode repeats what prefill had cached", |a| {
-            a["usage"]["prompt_tokens_details"]["cached_tokens"] = 0.into();
-        }),
+        (
+            "err_model",
+            "an error tells its status in OpenAI's shape",
+            |a| a["error"]["code"] = 400.into(),
+        ),
+        (
+            "completion",
+            "a total is the sum of prompt and completion",
+            |a| a["usage"]["total_tokens"] = 1.into(),
+        ),
+        (
+            "completion_long",
+            "as many token ids as the usage says",
+            |a| a["choices"][0]["token_ids"] = json!([1]),
+        ),
+        (
+            "pd_2_decode",
+            "the prompt's token ids are the prompt's",
+            |a| {
+                a["choices"][0]["prompt_token_ids"][3] = 0.into();
+            },
+        ),
+        (
+            "completion",
+            "an answer that ended by length has that length",
+            |a| {
+                a["usage"]["completion_tokens"] = 7.into();
+            },
+        ),
+        (
+            "c3_n2_seed_2_decode",
+            "as many choices as were asked for",
+            |a| a["choices"][1]["index"] = 0.into(),
+        ),
+        (
+            "c8_warm_P_cold_D_1_prefill",
+            "cached tokens are whole blocks, fewer than the prompt",
+            |a| {
+                a["usage"]["prompt_tokens_details"]["cached_tokens"] = 320.into();
+            },
+        ),
+        (
+            "c8_warm_P_cold_D_2_decode",
+            "decode repeats what prefill had cached",
+            |a| {
+                a["usage"]["prompt_tokens_details"]["cached_tokens"] = 0.into();
+            },
+        ),
         ("c3_logprobs3_2_decode", "logprobs for every token", |a| {
             a["choices"][0]["logprobs"]["tokens"] = json!([]);
         }),
-        ("c3_plain_1_prefill", "a ticket where one is due, with the keys of its kind", |a| {
-            a["kv_transfer_params"]["tp_size"].take();
-            a["kv_transfer_params"].as_object_mut().unwrap().remove("tp_size");
-        }),
-        ("c3_plain_2_decode", "a ticket where one is due, with the keys of its kind", |a| {
-            a["kv_transfer_params"] = json!({"do_remote_prefill": true});
-        }),
-        ("c3_plain_1_prefill", "a ticket names the blocks of its computed tokens", |a| {
-            a["kv_transfer_params"]["remote_block_ids"] = json!([[1, 2, 3, 4]]);
-        }),
-        ("c3_plain_1_prefill", "a ticket's request id is the answer's id, with a suffix", |a| {
-            a["kv_transfer_params"]["remote_request_id"] = "cmpl-x".into();
-        }),
+        (
+            "c3_plain_1_prefill",
+            "a ticket where one is due, with the keys of its kind",
+            |a| {
+                a["kv_transfer_params"]["tp_size"].take();
+                a["kv_transfer_params"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove("tp_size");
+            },
+        ),
+        (
+            "c3_plain_2_decode",
+            "a ticket where one is due, with the keys of its kind",
+            |a| {
+                a["kv_transfer_params"] = json!({"do_remote_prefill": true});
+            },
+        ),
+        (
+            "c3_plain_1_prefill",
+            "a ticket names the blocks of its computed tokens",
+            |a| {
+                a["kv_transfer_params"]["remote_block_ids"] = json!([[1, 2, 3, 4]]);
+            },
+        ),
+        (
+            "c3_plain_1_prefill",
+            "a ticket's request id is the answer's id, with a suffix",
+            |a| {
+                a["kv_transfer_params"]["remote_request_id"] = "cmpl-x".into();
+            },
+        ),
     ];
     let mut shown: BTreeSet<&str> = BTreeSet::new();
     for (name, law, breaking) in breakings {
@@ -393,19 +527,36 @@ fn every_law_of_event_logs_can_be_broken() {
             log.remove(3);
         }),
         ("the clock does not run backwards", |log| log[2].at = 1.0),
-        ("an event's tokens fill its blocks", |log| log[0].events[0]["token_ids"] = json!([1])),
-        ("a parent is stored", |log| log[5].events[0]["parent_block_hash"] = 1.into()),
-        ("what is removed was stored", |log| log[9].events[0]["block_hashes"] = json!([1])),
-        ("a sequence loses its tail first", |log| log[9].events.swap(0, 1)),
-        ("a clearing comes first in its batch", |log| log[12].events.reverse()),
-        ("hashes are of one kind", |log| log[0].events[0]["block_hashes"] = json!(["hex:00", 1, 2])),
-        ("every event is for device memory", |log| log[0].events[0]["medium"] = "CPU".into()),
+        ("an event's tokens fill its blocks", |log| {
+            log[0].events[0]["token_ids"] = json!([1])
+        }),
+        ("a parent is stored", |log| {
+            log[5].events[0]["parent_block_hash"] = 1.into()
+        }),
+        ("what is removed was stored", |log| {
+            log[9].events[0]["block_hashes"] = json!([1])
+        }),
+        ("a sequence loses its tail first", |log| {
+            log[9].events.swap(0, 1)
+        }),
+        ("a clearing comes first in its batch", |log| {
+            log[12].events.reverse()
+        }),
+        ("hashes are of one kind", |log| {
+            log[0].events[0]["block_hashes"] = json!(["hex:00", 1, 2])
+        }),
+        ("every event is for device memory", |log| {
+            log[0].events[0]["medium"] = "CPU".into()
+        }),
     ];
     for (law, breaking) in breakings {
         let mut log = events::recorded()["agg"][0].clone();
         breaking(&mut log);
         let broken = event_log::broken(&log);
-        assert!(broken.iter().any(|(found, _)| found == law), "{law}: {broken:?}");
+        assert!(
+            broken.iter().any(|(found, _)| found == law),
+            "{law}: {broken:?}"
+        );
     }
     let shown: Vec<&str> = breakings.iter().map(|(law, _)| *law).collect();
     let all: Vec<&str> = event_log::LAWS.iter().map(|(law, _)| *law).collect();
@@ -458,7 +609,8 @@ fn refused_bodies_are_the_recorded_ones() {
     let mut files = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        let refused: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let refused: Value =
+            serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let name = format!("err_{}", path.file_stem().unwrap().to_str().unwrap());
         let recording = recording::named(&name);
         assert_eq!(recording.request.as_ref(), Some(&refused["body"]), "{name}");
@@ -470,16 +622,35 @@ fn refused_bodies_are_the_recorded_ones() {
 
 #[test]
 fn no_mask_is_there_for_nothing() {
-    let mut documents: Vec<Value> = recording::all().values().flat_map(|recording| recording.answer.documents()).cloned().collect();
+    let mut documents: Vec<Value> = recording::all()
+        .values()
+        .flat_map(|recording| recording.answer.documents())
+        .cloned()
+        .collect();
     documents.push(json!({"handshake": socket::recorded_handshake("prefill")}));
     let logs = events::recorded();
-    let all = logs.values().flatten().flatten().flat_map(|batch| &batch.events);
+    let all = logs
+        .values()
+        .flatten()
+        .flatten()
+        .flat_map(|batch| &batch.events);
     documents.extend(all.map(|event| json!({"event": event})));
     let mut used: BTreeSet<&str> = BTreeSet::new();
-    let every = [When::OtherTokenizer, When::OtherFlags, When::Grammar, When::Chunk];
+    let every = [
+        When::OtherTokenizer,
+        When::OtherFlags,
+        When::Grammar,
+        When::Chunk,
+    ];
     for document in &documents {
         visit(document, &mut Vec::new(), &mut |path| {
-            for circumstances in [&[][..], &every[..1], &every[1..2], &every[2..3], &every[3..]] {
+            for circumstances in [
+                &[][..],
+                &every[..1],
+                &every[1..2],
+                &every[2..3],
+                &every[3..],
+            ] {
                 used.extend(mask::mask_for(path, circumstances).map(|mask| mask.at));
             }
         });
@@ -496,7 +667,9 @@ fn visit(value: &Value, path: &mut Vec<Part>, see: &mut impl FnMut(&[Part])) {
         path.pop();
     };
     match value {
-        Value::Object(object) => object.iter().for_each(|(key, value)| into(Part::Key(key.clone()), value)),
+        Value::Object(object) => object
+            .iter()
+            .for_each(|(key, value)| into(Part::Key(key.clone()), value)),
         Value::Array(array) => {
             for (index, value) in array.iter().take(3).enumerate() {
                 into(Part::Index(index), value);

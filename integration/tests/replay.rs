@@ -76,7 +76,7 @@ fn lines(file: &Path) -> Vec<String> {
 
 #[test]
 fn shows_what_a_log_contains_and_the_view_after_it() {
-    let text = stdout(&replay(&[], &[events("kv_events_agg.jsonl")]));
+    let text = stdout(&replay(&[], &[events("agg.jsonl")]));
     for expected in [
         "messages     13, 0.462 s from 1796006013.964",
         "topics       \"kv@agg@tiny\" 13",
@@ -96,11 +96,7 @@ fn shows_what_a_log_contains_and_the_view_after_it() {
 
 #[test]
 fn one_report_for_each_file_for_programs() {
-    let files = [
-        "kv_events_prefill.jsonl",
-        "kv_events_lora_salt_session_bytes_hash.jsonl",
-    ]
-    .map(events);
+    let files = ["prefill.jsonl", "lora_salt_session_bytes_hash.jsonl"].map(events);
     let output = replay(&["--json", "--model", "tiny", "--chains", "1"], &files);
     let [prefill, lora] = &reports(&output)[..] else {
         panic!("not two reports");
@@ -139,8 +135,7 @@ fn one_report_for_each_file_for_programs() {
 #[test]
 fn the_model_s_name_makes_the_digest() {
     let digest = |args: &[&str]| {
-        report(args, &events("kv_events_agg.jsonl"))["view"]["ranks"][0]["tiers"][0]["digest"]
-            .clone()
+        report(args, &events("agg.jsonl"))["view"]["ranks"][0]["tiers"][0]["digest"].clone()
     };
     assert_eq!(
         digest(&[]),
@@ -152,7 +147,7 @@ fn the_model_s_name_makes_the_digest() {
 
 #[test]
 fn stops_where_it_is_told_to() {
-    let log = events("kv_events_agg.jsonl");
+    let log = events("agg.jsonl");
     let report = report(&["--until", "5"], &log);
     assert_eq!(report["summary"]["messages"], 13);
     assert_eq!(report["summary"]["after_until"], 7);
@@ -165,7 +160,7 @@ fn stops_where_it_is_told_to() {
 
 #[test]
 fn a_missing_line_is_a_gap() {
-    let mut log = lines(&events("kv_events_prefill.jsonl"));
+    let mut log = lines(&events("prefill.jsonl"));
     log.remove(10);
     let output = replay_stdin(&["--json", "-"], log.join("\n").as_bytes());
     let report = &reports(&output)[0];
@@ -184,7 +179,7 @@ fn a_missing_line_is_a_gap() {
         "{text}"
     );
     assert!(text.contains("rank 0       uncertain: gap"), "{text}");
-    let mut log = lines(&events("kv_events_prefill.jsonl"));
+    let mut log = lines(&events("prefill.jsonl"));
     log.remove(38);
     let text = stdout(&replay_stdin(&["-"], log.join("\n").as_bytes()));
     assert!(
@@ -298,7 +293,7 @@ fn cut(line: &mut Value, frame: usize, digits: usize) {
 
 #[test]
 fn damage_is_told_and_counted_and_not_fatal_unless_asked() {
-    let good = lines(&events("kv_events_agg.jsonl"));
+    let good = lines(&events("agg.jsonl"));
     for (name, harm, told) in HARMS {
         let mut log = good.clone();
         let mut line: Value = serde_json::from_str(&log[3]).unwrap();
@@ -339,7 +334,7 @@ fn damage_is_told_and_counted_and_not_fatal_unless_asked() {
 
 #[test]
 fn a_log_may_begin_with_rubbish_and_have_empty_lines() {
-    let good = lines(&events("kv_events_agg.jsonl")).join("\n\n");
+    let good = lines(&events("agg.jsonl")).join("\n\n");
     let output = replay_stdin(
         &["--json", "-"],
         format!("\n{{\"recorder\": 1}}\nhello\n{good}").as_bytes(),
@@ -360,7 +355,7 @@ fn a_log_may_begin_with_rubbish_and_have_empty_lines() {
 
 #[test]
 fn many_damages_are_counted_but_not_all_told() {
-    let good = lines(&events("kv_events_agg.jsonl")).join("\n");
+    let good = lines(&events("agg.jsonl")).join("\n");
     let log = format!("{good}\n{}", "rubbish\n".repeat(500));
     let output = replay_stdin(&["--json", "-"], log.as_bytes());
     assert_eq!(reports(&output)[0]["damaged"], 500);
@@ -392,7 +387,7 @@ fn exchanges_with_a_replay_socket() {
     ];
     assert_eq!(seen, expected);
     // What was published live and what was replayed are one: so are the views, though this one began in the middle.
-    let live = replay(&["--json"], &[events("kv_events_agg.jsonl")]);
+    let live = replay(&["--json"], &[events("agg.jsonl")]);
     let live = &reports(&live)[0]["view"]["ranks"][0];
     let replayed = &report["exchanges"][0]["view"]["ranks"][0];
     assert_eq!(replayed["tiers"], live["tiers"]);
@@ -544,7 +539,7 @@ fn help_teaches_and_a_wrong_command_line_is_64() {
 #[test]
 fn whoever_has_seen_enough_may_go() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_baton-replay"))
-        .args(std::iter::repeat_n(events("kv_events_prefill.jsonl"), 50))
+        .args(std::iter::repeat_n(events("prefill.jsonl"), 50))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

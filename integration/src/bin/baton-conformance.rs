@@ -94,7 +94,10 @@ fn run(args: &Args) -> Result<bool> {
         wanted.iter().for_each(|case| println!("{}", case.name));
         return Ok(true);
     }
-    ensure!(!wanted.is_empty(), "no case has such a name; --list prints them all");
+    ensure!(
+        !wanted.is_empty(),
+        "no case has such a name; --list prints them all"
+    );
     let directory = tempfile::Builder::new().prefix("baton-conf").tempdir()?;
     let mut target = target(args, directory.path().to_owned())?;
     let mut screen = Screen::new(args.json, wanted.len());
@@ -127,9 +130,14 @@ fn target(args: &Args, directory: PathBuf) -> Result<Target> {
                 base: base.trim_end_matches('/').to_owned(),
                 side_channel: side_channel.clone(),
             };
-            place.address().map_err(anyhow::Error::msg).context("give engines as http://IP:PORT")?;
+            place
+                .address()
+                .map_err(anyhow::Error::msg)
+                .context("give engines as http://IP:PORT")?;
             if let Some(address) = side_channel {
-                address.parse::<SocketAddr>().context("give side channels as IP:PORT")?;
+                address
+                    .parse::<SocketAddr>()
+                    .context("give side channels as IP:PORT")?;
             }
             running.insert(role, place);
         }
@@ -161,7 +169,8 @@ impl Screen {
     fn new(json: bool, total: usize) -> Self {
         let bar = if io::stderr().is_terminal() && !json {
             let style = "{pos}/{len} {bar:30} {msg}";
-            let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+            let style = ProgressStyle::with_template(style)
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new(total as u64).with_style(style)
         } else {
             ProgressBar::hidden()
@@ -196,7 +205,8 @@ impl Screen {
         if self.json {
             return;
         }
-        let count = |of: fn(&Outcome) -> bool| reports.iter().filter(|report| of(&report.outcome)).count();
+        let count =
+            |of: fn(&Outcome) -> bool| reports.iter().filter(|report| of(&report.outcome)).count();
         let conform = count(|outcome| matches!(outcome, Outcome::Conforms(_)));
         let differ = count(|outcome| matches!(outcome, Outcome::Differs(_)));
         let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
@@ -224,7 +234,10 @@ fn line(report: &CaseReport) -> String {
         Outcome::Conforms(checks) => format!("conforms {name} ({checks} checks, {seconds:.1} s)"),
         Outcome::Skipped(why) => format!("skipped  {name}: {why}"),
         Outcome::Differs(found) => {
-            let found: Vec<String> = found.iter().map(|difference| format!("\n           {difference}")).collect();
+            let found: Vec<String> = found
+                .iter()
+                .map(|difference| format!("\n           {difference}"))
+                .collect();
             format!("DIFFERS  {name} ({seconds:.1} s){}", found.concat())
         }
     }

@@ -115,9 +115,13 @@ impl<'a> Runner<'a> {
             self.own.insert(*role, launched);
         }
         let given = |role| self.target.is_given(setup, role);
-        let given = [Role::Prefill, Role::Decode, Role::Aggregated].into_iter().any(given);
+        let given = [Role::Prefill, Role::Decode, Role::Aggregated]
+            .into_iter()
+            .any(given);
         if given && !self.case.any_flags {
-            return Err(Stop::Skip("needs the flags it was recorded with".to_owned()));
+            return Err(Stop::Skip(
+                "needs the flags it was recorded with".to_owned(),
+            ));
         }
         if let Some(wanted) = self.case.scale_out.filter(|_| given)
             && self.scale_out()? != wanted
@@ -185,7 +189,8 @@ impl<'a> Runner<'a> {
     /// Sends a request and judges the exchange by the laws.
     fn send(&mut self, role: Role, request: &Request, label: &str) -> Result<Answer, Stop> {
         let place = self.engine(role)?;
-        let answer = http::ask(&place.base, request).map_err(|error| format!("{label}: {error}"))?;
+        let answer =
+            http::ask(&place.base, request).map_err(|error| format!("{label}: {error}"))?;
         self.judge(role, request, &answer, label);
         Ok(answer)
     }
@@ -200,7 +205,9 @@ impl<'a> Runner<'a> {
         self.break_laws(label, exchange::broken(&exchange));
         let prompt = prompt_of(request).or_else(|| told_prompt(answer));
         if let Some(mut sequence) = prompt {
-            let generated = answer.tokens().and_then(|choices| choices.into_iter().next());
+            let generated = answer
+                .tokens()
+                .and_then(|choices| choices.into_iter().next());
             sequence.extend(generated.unwrap_or_default());
             self.sequences.entry(role).or_default().push(sequence);
         }
@@ -208,7 +215,8 @@ impl<'a> Runner<'a> {
 
     fn break_laws(&mut self, label: &str, broken: Vec<laws::Broken>) {
         let law = |(law, what): laws::Broken| Difference::new(format!("law: {law}"), what);
-        self.found.extend(broken.into_iter().map(|broken| law(broken).of(label)));
+        self.found
+            .extend(broken.into_iter().map(|broken| law(broken).of(label)));
     }
 
     fn ask(&mut self, name: &str) -> Result<(), Stop> {
@@ -237,7 +245,11 @@ impl<'a> Runner<'a> {
         self.checked += 1;
         let differences = shape::answers(&expected, &seen, &circumstances);
         let name = recording.name.as_str();
-        self.found.extend(differences.into_iter().map(|difference| difference.of(name)));
+        self.found.extend(
+            differences
+                .into_iter()
+                .map(|difference| difference.of(name)),
+        );
         if let Some(ticket) = seen.ticket() {
             self.fresh.ticket = ticket.clone();
         }
@@ -263,7 +275,8 @@ impl<'a> Runner<'a> {
         let request = tickets::plain(&self.fresh, recording, part);
         self.seen.insert((role, prompt_key(&request)));
         if part != Part::Whole {
-            self.seen.insert((role, prompt_key(&self.fresh.request(recording))));
+            self.seen
+                .insert((role, prompt_key(&self.fresh.request(recording))));
         }
         let answer = self.send(role, &request, "history")?;
         expect_ok("history", &answer)
@@ -298,12 +311,20 @@ impl<'a> Runner<'a> {
     }
 
     /// Expects the counts of the target's own tokenizer.
-    fn recount(&mut self, role: Role, request: &Request, expected: &mut Answer) -> Result<(), Stop> {
+    fn recount(
+        &mut self,
+        role: Role,
+        request: &Request,
+        expected: &mut Answer,
+    ) -> Result<(), Stop> {
         let Some(body) = fresh::tokenize_body(request) else {
             return Ok(());
         };
         let mut tokens = self.tokenized(role, body)?.len() as u64;
-        let limit = request.body.as_ref().map(|body| &body["truncate_prompt_tokens"]);
+        let limit = request
+            .body
+            .as_ref()
+            .map(|body| &body["truncate_prompt_tokens"]);
         if let Some(limit) = limit.and_then(Value::as_u64) {
             tokens = tokens.min(limit);
         }
@@ -322,7 +343,10 @@ impl<'a> Runner<'a> {
         let place = self.engine(Role::Decode)?;
         self.checked += 1;
         match http::ask_within(&place.base, &request, GIVEN_UP) {
-            Ok(answer) => Err(Stop::Fail(format!("{name} was answered: {}", answer.status))),
+            Ok(answer) => Err(Stop::Fail(format!(
+                "{name} was answered: {}",
+                answer.status
+            ))),
             Err(_) => self.has_died(),
         }
     }
@@ -348,7 +372,10 @@ fn expect_ok(label: &str, answer: &Answer) -> Result<(), Stop> {
     if answer.status == 200 {
         return Ok(());
     }
-    Err(Stop::Fail(format!("{label}: status {}: {:?}", answer.status, answer.body)))
+    Err(Stop::Fail(format!(
+        "{label}: status {}: {:?}",
+        answer.status, answer.body
+    )))
 }
 
 /// The engine that a recording is sent to.
@@ -375,7 +402,10 @@ fn prompt_of(request: &Request) -> Option<Vec<u64>> {
 fn told_prompt(answer: &Answer) -> Option<Vec<u64>> {
     let documents = answer.documents();
     let first = documents.first()?;
-    let told = [&first["prompt_token_ids"], &first["choices"][0]["prompt_token_ids"]];
+    let told = [
+        &first["prompt_token_ids"],
+        &first["choices"][0]["prompt_token_ids"],
+    ];
     let told = told.iter().find_map(|ids| ids.as_array())?;
     told.iter().map(Value::as_u64).collect()
 }

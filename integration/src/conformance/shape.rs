@@ -49,7 +49,10 @@ pub fn answers(recorded: &Answer, seen: &Answer, circumstances: &[When]) -> Vec<
         comparison.found.push(Difference::new("status", what));
     }
     if recorded.content_type != seen.content_type {
-        let what = format!("{:?} instead of {:?}", seen.content_type, recorded.content_type);
+        let what = format!(
+            "{:?} instead of {:?}",
+            seen.content_type, recorded.content_type
+        );
         comparison.found.push(Difference::new("content-type", what));
     }
     match (&recorded.body, &seen.body) {
@@ -197,7 +200,9 @@ impl<'a> Comparison<'a> {
     fn map(&mut self, recorded: &Map<String, Value>, seen: &Map<String, Value>) {
         let recorded: Vec<Value> = recorded.values().cloned().collect();
         for (key, seen) in seen {
-            self.within(Part::Key(key.clone()), |this| this.like_one_of(&recorded, seen));
+            self.within(Part::Key(key.clone()), |this| {
+                this.like_one_of(&recorded, seen)
+            });
         }
     }
 
@@ -214,7 +219,10 @@ impl<'a> Comparison<'a> {
             if attempt.found.is_empty() {
                 return;
             }
-            if least.as_ref().is_none_or(|least| attempt.found.len() < least.len()) {
+            if least
+                .as_ref()
+                .is_none_or(|least| attempt.found.len() < least.len())
+            {
                 least = Some(attempt.found);
             }
         }

@@ -54,8 +54,12 @@ pub struct Place {
 impl Place {
     /// The address behind the base URL.
     pub fn address(&self) -> Result<SocketAddr, String> {
-        let host = self.base.trim_start_matches("http://").trim_end_matches('/');
-        host.parse().map_err(|_| format!("{} names no address", self.base))
+        let host = self
+            .base
+            .trim_start_matches("http://")
+            .trim_end_matches('/');
+        host.parse()
+            .map_err(|_| format!("{} names no address", self.base))
     }
 }
 
@@ -111,7 +115,9 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::TERM);
-        let _ = http::until("an engine ends", END_BOUND, || self.has_ended().then_some(()));
+        let _ = http::until("an engine ends", END_BOUND, || {
+            self.has_ended().then_some(())
+        });
         self.kill();
     }
 }
@@ -223,7 +229,11 @@ impl Target {
 
     /// An engine that cases share.
     pub fn engine(&mut self, setup: Setup, role: Role) -> Result<Place, Obstacle> {
-        if let Some(place) = self.running.get(&role).filter(|_| setup.fits_a_running_engine()) {
+        if let Some(place) = self
+            .running
+            .get(&role)
+            .filter(|_| setup.fits_a_running_engine())
+        {
             return Ok(place.clone());
         }
         if !self.launched.contains_key(&(setup, role)) {
@@ -240,7 +250,10 @@ impl Target {
             return Err(Obstacle::Lacks(lacks));
         };
         if launcher.most.is_some_and(|most| self.launches >= most) {
-            let lacks = format!("needs one more launched engine ({setup:?}, {})", role.name());
+            let lacks = format!(
+                "needs one more launched engine ({setup:?}, {})",
+                role.name()
+            );
             return Err(Obstacle::Lacks(lacks));
         }
         self.launches += 1;
@@ -270,11 +283,22 @@ fn command(
     let (address, side_channel) = (ports::free(), ports::free());
     let mut words = launcher.words.clone();
     let port = address.port().to_string();
-    let own = ["--host", "127.0.0.1", "--port", &port, "--served-model-name", model];
+    let own = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        &port,
+        "--served-model-name",
+        model,
+    ];
     words.extend(own.map(str::to_owned));
     let adapter = launcher.adapter.as_deref();
     let sockets = setup::Sockets::new(&launcher.directory, number);
-    words.extend(setup.flags(role, adapter, &sockets, number).map_err(Obstacle::Lacks)?);
+    words.extend(
+        setup
+            .flags(role, adapter, &sockets, number)
+            .map_err(Obstacle::Lacks)?,
+    );
     let mut environment = launcher.environment.clone();
     let host = side_channel.ip().to_string();
     environment.push(("VLLM_NIXL_SIDE_CHANNEL_HOST".to_owned(), host));

@@ -216,8 +216,7 @@ fn array<'a, T>(
 }
 
 fn begins_with_bytes(mut array: Cursor<'_>) -> bool {
-    matches!(array.value(), Ok(Value::Array(1..)))
-        && matches!(array.value(), Ok(Value::Bytes(_)))
+    matches!(array.value(), Ok(Value::Array(1..))) && matches!(array.value(), Ok(Value::Bytes(_)))
 }
 
 fn text(value: Value<'_>) -> Option<&[u8]> {

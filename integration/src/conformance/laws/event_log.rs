@@ -50,7 +50,9 @@ fn hashes(event: &Value) -> impl Iterator<Item = &Value> {
 /// An event without its long lists.
 fn told(seq: u64, event: &Value) -> String {
     let mut event = event.clone();
-    event.as_object_mut().and_then(|event| event.remove("token_ids"));
+    event
+        .as_object_mut()
+        .and_then(|event| event.remove("token_ids"));
     format!("batch {seq}: {event}")
 }
 
@@ -94,7 +96,9 @@ struct Held<'a> {
 
 impl<'a> Held<'a> {
     fn holds(&self, hash: &Value) -> bool {
-        self.blocks.get(&hash.to_string()).is_some_and(|(count, _)| *count > 0)
+        self.blocks
+            .get(&hash.to_string())
+            .is_some_and(|(count, _)| *count > 0)
     }
 
     fn take(&mut self, event: &'a Value) {
@@ -122,7 +126,8 @@ impl<'a> Held<'a> {
 
     fn child_of(&self, hash: &Value) -> Option<&String> {
         let mut held = self.blocks.iter().filter(|(_, (count, _))| *count > 0);
-        held.find(|(_, (_, parent))| *parent == Some(hash)).map(|(child, _)| child)
+        held.find(|(_, (_, parent))| *parent == Some(hash))
+            .map(|(child, _)| child)
     }
 }
 
@@ -211,12 +216,20 @@ pub fn hashes_can_be_computed(log: &[Batch]) -> Vec<String> {
             Some(parent) => parent,
             None => root.to_vec(),
         };
-        let tokens: Vec<u64> = event["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+        let tokens: Vec<u64> = event["token_ids"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_u64)
+            .collect();
         let block_size = usize::try_from(BLOCK_SIZE).unwrap_or(1);
         for (hash, tokens) in hashes(event).zip(tokens.chunks(block_size)) {
             let computed = block_hash(&parent, tokens);
             if bytes(hash).as_deref() != Some(computed.as_slice()) {
-                wrong.push(format!("batch {seq}: {hash} instead of {}", wire::hex(&computed)));
+                wrong.push(format!(
+                    "batch {seq}: {hash} instead of {}",
+                    wire::hex(&computed)
+                ));
             }
             parent = computed;
         }
@@ -272,8 +285,14 @@ pub fn blocks_lie_on(log: &[Batch], sequences: &[Vec<u64>]) -> Vec<String> {
             prefix.extend(tokens);
             prefixes.insert(hash.to_string(), prefix.clone());
         }
-        if !sequences.iter().any(|sequence| sequence.starts_with(&prefix)) {
-            wrong.push(format!("batch {seq}: {} tokens that nobody asked for", prefix.len()));
+        if !sequences
+            .iter()
+            .any(|sequence| sequence.starts_with(&prefix))
+        {
+            wrong.push(format!(
+                "batch {seq}: {} tokens that nobody asked for",
+                prefix.len()
+            ));
         }
     }
     wrong
