@@ -3,7 +3,8 @@
 //! [`emulated`] are engines that speak the real wire, derive their text from the KV they hold, so that wrong KV changes the
 //! text, fail in every way and die where the real ones die. [`fleet`] puts a router
 //! and sidecars, each on a runtime of its own, around such engines. [`client`] speaks HTTP byte by byte, for a client that
-//! behaves badly is made of bytes. [`direct`] speaks Baton's own protocol, for a peer that does.
+//! behaves badly is made of bytes. [`direct`] speaks Baton's own protocol, for a peer that does. [`replay`] shows what
+//! recordings contain and what a sidecar makes of them.
 //!
 //! This crate must never be needed by another one. Its assertions are in the harness where they hold for every test:
 //! see [`fleet::Fleet::finish`].
