@@ -449,6 +449,9 @@ fn requests_and_answers() {
         "response": {"status": 200, "body": {"choices": [{"finish_reason": "stop"}], "kv_transfer_params": {}}}});
     let whole = replay_stdin(&["--json", "-"], whole.to_string().as_bytes());
     assert_eq!(reports(&whole)[0]["routes"][0]["with_transfer_params"], 1);
+    let hostile = json!({"path": "/\u{1b}[2J", "status": 200, "answer": {}});
+    let shown = stdout(&replay_stdin(&["-"], hostile.to_string().as_bytes()));
+    assert!(shown.contains("/\u{fffd}[2J"), "{shown}");
     let text = stdout(&replay(&[], &[recordings().join("split_legs.jsonl")]));
     assert!(
         text.contains("86 /v1/completions: 28 with kv_transfer_params, 58 without"),

@@ -43,8 +43,11 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
     Ok(())
 }
 
+/// A line. What a recording says may hold anything, so nothing of it reaches a terminal that the terminal would obey.
 fn row(out: &mut impl Write, name: &str, value: impl Display) -> io::Result<()> {
-    writeln!(out, "  {name:<12} {value}")
+    let shown = |char: char| if char.is_control() { '\u{fffd}' } else { char };
+    let line = format!("  {name:<12} {value}");
+    writeln!(out, "{}", line.chars().map(shown).collect::<String>())
 }
 
 fn event_report(out: &mut impl Write, report: &EventReport) -> io::Result<()> {
@@ -67,49 +70,32 @@ fn summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         row(out, &format!("rank {}", rank.rank), sequence(rank))?;
     }
     if summary.after_until > 0 {
-        row(
-            out,
-            "not applied",
-            number(summary.after_until, "later message"),
-        )?;
+        let later = number(summary.after_until, "later message");
+        row(out, "not applied", later)?;
     }
-    row(
-        out,
-        "events",
-        counts(&summary.events, |kind| (*kind).to_owned()),
-    )?;
-    let (stored, removed, tokens) = (
-        summary.stored_blocks,
-        summary.removed_blocks,
-        summary.tokens,
-    );
-    row(
-        out,
-        "blocks",
-        format!("{stored} stored with {tokens} tokens, {removed} removed"),
-    )?;
-    row(
-        out,
-        "block size",
-        counts(&summary.block_sizes, |size| format!("{size} tokens")),
-    )?;
-    row(
-        out,
-        "hashes",
-        counts(&summary.hash_forms, |form| (*form).to_owned()),
-    )?;
+    blocks(out, summary)?;
     let namespaces = summary.namespaces.iter();
     let namespaces =
         namespaces.map(|of| format!("{} {}", namespace(&of.lora, &of.salt), of.sequences));
     row(out, "sequences", list(namespaces))?;
     if !summary.counted.is_empty() {
-        row(
-            out,
-            "decoder",
-            counts(&summary.counted, |reason| (*reason).to_owned()),
-        )?;
+        row(out, "decoder", named(&summary.counted))?;
     }
     Ok(())
+}
+
+fn blocks(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
+    row(out, "events", named(&summary.events))?;
+    let (stored, tokens) = (summary.stored_blocks, summary.tokens);
+    let removed = summary.removed_blocks;
+    row(
+        out,
+        "blocks",
+        format!("{stored} stored with {tokens} tokens, {removed} removed"),
+    )?;
+    let sizes = counts(&summary.block_sizes, |size| format!("{size} tokens"));
+    row(out, "block size", sizes)?;
+    row(out, "hashes", named(&summary.hash_forms))
 }
 
 fn sequence(rank: &RankSummary) -> String {
@@ -144,7 +130,7 @@ fn view(out: &mut impl Write, view: &View) -> io::Result<()> {
     };
     writeln!(out, "view of a sidecar, model {:?}{hint}", view.model)?;
     if view.ranks.is_empty() {
-        row(out, "nothing", "")?;
+        row(out, "holds", "nothing")?;
     }
     for rank in &view.ranks {
         rank_report(out, rank)?;
@@ -160,45 +146,29 @@ fn rank_report(out: &mut impl Write, rank: &RankReport) -> io::Result<()> {
     };
     row(out, &format!("rank {}", rank.rank), certain)?;
     for tier in &rank.tiers {
-        let name = format!("{:?}", tier.tier).to_lowercase();
-        row(
-            out,
-            &format!("  {name}"),
-            format!("{}, digest {}", number(tier.blocks, "block"), tier.digest),
-        )?;
+        let name = format!("  {:?}", tier.tier).to_lowercase();
+        let held = number(tier.blocks, "block");
+        row(out, &name, format!("{held}, digest {}", tier.digest))?;
     }
     if rank.tiers.is_empty() {
-        row(out, "  empty", "")?;
+        row(out, "  holds", "nothing")?;
     }
-    for (number, name, what) in [
-        (
-            rank.unconfirmed,
-            "  unconfirmed",
-            "blocks from before something was lost",
-        ),
-        (
-            rank.unreachable,
-            "  unreachable",
-            "blocks behind one that is not there",
-        ),
-    ] {
-        if number > 0 {
-            row(out, name, format!("{number} {what}"))?;
-        }
+    if rank.unconfirmed > 0 {
+        let what = "from before something was lost";
+        let blocks = number(rank.unconfirmed, "block");
+        row(out, "  unconfirmed", format!("{blocks} {what}"))?;
+    }
+    if rank.unreachable > 0 {
+        let what = "behind one that is not there";
+        let blocks = number(rank.unreachable, "block");
+        row(out, "  unreachable", format!("{blocks} {what}"))?;
     }
     if !rank.counted.is_empty() {
-        row(
-            out,
-            "  counted",
-            counts(&rank.counted, |reason| (*reason).to_owned()),
-        )?;
+        row(out, "  counted", named(&rank.counted))?;
     }
-    for (number, chain) in rank.longest_chains.iter().enumerate() {
-        row(
-            out,
-            if number == 0 { "  longest" } else { "" },
-            chain_text(chain),
-        )?;
+    for (place, chain) in rank.longest_chains.iter().enumerate() {
+        let name = if place == 0 { "  longest" } else { "" };
+        row(out, name, chain_text(chain))?;
     }
     Ok(())
 }
@@ -325,6 +295,10 @@ fn counts<K>(counts: &BTreeMap<K, u64>, name: impl Fn(&K) -> String) -> String {
             .iter()
             .map(|(key, count)| format!("{} {count}", name(key))),
     )
+}
+
+fn named(all: &BTreeMap<&'static str, u64>) -> String {
+    counts(all, |name| (*name).to_owned())
 }
 
 fn list(parts: impl Iterator<Item = String>) -> String {
