@@ -70,21 +70,30 @@ pub fn run(
     mut told: impl FnMut(&CaseReport),
 ) -> Vec<CaseReport> {
     let mut reports = Vec::new();
-    let cases: Vec<Case> = cases::all().into_iter().filter(|case| wanted(case)).collect();
+    let cases: Vec<Case> = cases::all()
+        .into_iter()
+        .filter(|case| wanted(case))
+        .collect();
     for (number, case) in cases.iter().enumerate() {
-        let started = Instant::now();
-        let outcome = Runner::new(target, case).run();
+        let report = run_case(target, case);
         let next = cases.get(number + 1);
         if next.is_none_or(|next| next.setup != case.setup) {
             target.end(case.setup);
         }
-        let report = CaseReport {
-            name: case.name.clone(),
-            outcome,
-            seconds: started.elapsed().as_secs_f64(),
-        };
         told(&report);
         reports.push(report);
     }
     reports
+}
+
+/// Runs one case against a target.
+pub fn run_case(target: &mut Target, case: &Case) -> CaseReport {
+    let started = Instant::now();
+    target.begin(&case.name);
+    let outcome = Runner::new(target, case).run();
+    CaseReport {
+        name: case.name.clone(),
+        outcome,
+        seconds: started.elapsed().as_secs_f64(),
+    }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use baton_integration::client::{self, Answer};
 use baton_integration::emulated::model;
-use baton_integration::emulated::vllm::events::{ExtraKey, block_hash};
+use baton_integration::emulated::vllm::events::{ExtraKey, HashForm, block_hash};
 use baton_integration::emulated::vllm::script::{Fault, Leg, Rule};
 use baton_integration::emulated::vllm::{Config, EmulatedVllm, EngineId, EventsConfig, Http};
 use baton_integration::wait;
@@ -196,6 +196,7 @@ fn events() -> Option<EventsConfig> {
         replay_endpoint: Some("tcp://127.0.0.1:0".to_owned()),
         topic: "kv".to_owned(),
         buffer_steps: 1000,
+        hash_form: HashForm::Int,
     })
 }
 

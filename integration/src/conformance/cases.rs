@@ -211,7 +211,9 @@ fn prefill(name: &str) -> Step {
 
 /// Those of these recordings that exist.
 fn recorded(names: &[String]) -> Vec<Step> {
-    let known = names.iter().filter(|name| recording::all().contains_key(*name));
+    let known = names
+        .iter()
+        .filter(|name| recording::all().contains_key(*name));
     known.cloned().map(Step::Ask).collect()
 }
 

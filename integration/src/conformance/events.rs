@@ -121,7 +121,10 @@ pub fn compare(recorded: &[Batch], seen: &[Batch], hashes: Hashes) -> Vec<Differ
     for (recorded, seen) in recorded.iter().zip(seen) {
         let (mut recorded, mut seen) = (recorded.clone(), seen.clone());
         if hashes == Hashes::Renamed {
-            recorded.events.iter_mut().for_each(|event| then.rename(event));
+            recorded
+                .events
+                .iter_mut()
+                .for_each(|event| then.rename(event));
             seen.events.iter_mut().for_each(|event| now.rename(event));
         }
         found.extend(batches(&recorded, &seen));
@@ -147,7 +150,8 @@ fn batches(recorded: &Batch, seen: &Batch) -> Vec<Difference> {
         return found;
     }
     for (number, (recorded, seen)) in recorded.events.iter().zip(&seen.events).enumerate() {
-        let differences = shape::documents(&json!({"event": recorded}), &json!({"event": seen}), &[]);
+        let differences =
+            shape::documents(&json!({"event": recorded}), &json!({"event": seen}), &[]);
         let at = format!("{at} event {number}");
         found.extend(differences.into_iter().map(|difference| difference.of(&at)));
     }
@@ -167,7 +171,10 @@ impl Names {
                 *hash = self.name(hash);
             }
         }
-        if let Some(parent) = event.get_mut("parent_block_hash").filter(|parent| !parent.is_null()) {
+        if let Some(parent) = event
+            .get_mut("parent_block_hash")
+            .filter(|parent| !parent.is_null())
+        {
             *parent = self.name(parent);
         }
     }
@@ -177,7 +184,9 @@ impl Names {
         let next = self.known.len();
         let number = *self.known.entry(hash.to_string()).or_insert(next);
         match hash {
-            Value::String(text) => Value::String(format!("hash of {} bytes {number}", text.len() / 2 - 2)),
+            Value::String(text) => {
+                Value::String(format!("hash of {} bytes {number}", text.len() / 2 - 2))
+            }
             _ => Value::from(number),
         }
     }

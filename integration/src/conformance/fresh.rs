@@ -46,7 +46,10 @@ impl Fresh {
             method: recording.method.clone(),
             path: recording.path.clone(),
             headers: headers.collect(),
-            body: recording.request.as_ref().map(|body| self.body(recording, body)),
+            body: recording
+                .request
+                .as_ref()
+                .map(|body| self.body(recording, body)),
         }
     }
 
@@ -55,7 +58,11 @@ impl Fresh {
         if body["model"] == "tiny" {
             body["model"] = self.model.as_str().into();
         }
-        if let Some(salt) = self.salt.as_ref().filter(|_| is_generation(&recording.path)) {
+        if let Some(salt) = self
+            .salt
+            .as_ref()
+            .filter(|_| is_generation(&recording.path))
+        {
             body["cache_salt"] = salt.as_str().into();
         }
         let decodes = body["kv_transfer_params"]["remote_request_id"].is_string();
@@ -64,11 +71,21 @@ impl Fresh {
         }
         self.shift_prompt(&mut body);
         for key in ["stop", "stop_token_ids"] {
-            for stop in body.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten() {
+            for stop in body
+                .get_mut(key)
+                .and_then(Value::as_array_mut)
+                .into_iter()
+                .flatten()
+            {
                 self.replace_stop(stop);
             }
         }
-        for id in body.get_mut("request_ids").and_then(Value::as_array_mut).into_iter().flatten() {
+        for id in body
+            .get_mut("request_ids")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
             *id = self.renamed(id.as_str().unwrap_or_default()).into();
         }
         body
@@ -77,8 +94,16 @@ impl Fresh {
     /// Shifts a prompt of token ids.
     pub fn shift_prompt(&self, body: &mut Value) {
         let span = PROMPT_IDS.end - PROMPT_IDS.start;
-        for id in body.get_mut("prompt").and_then(Value::as_array_mut).into_iter().flatten() {
-            if let Some(number) = id.as_u64().filter(|number| PROMPT_IDS.contains(number) && self.shift > 0) {
+        for id in body
+            .get_mut("prompt")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            if let Some(number) = id
+                .as_u64()
+                .filter(|number| PROMPT_IDS.contains(number) && self.shift > 0)
+            {
                 *id = (PROMPT_IDS.start + (number - PROMPT_IDS.start + self.shift) % span).into();
             }
         }
@@ -91,8 +116,14 @@ impl Fresh {
     }
 
     fn renamed(&self, text: &str) -> String {
-        let found = self.ids.iter().find(|(recorded, _)| text.contains(recorded.as_str()));
-        found.map_or_else(|| text.to_owned(), |(recorded, own)| text.replace(recorded, own))
+        let found = self
+            .ids
+            .iter()
+            .find(|(recorded, _)| text.contains(recorded.as_str()));
+        found.map_or_else(
+            || text.to_owned(),
+            |(recorded, own)| text.replace(recorded, own),
+        )
     }
 
     /// The answer that the recorded one becomes.
@@ -119,15 +150,28 @@ impl Fresh {
             }
         };
         document.get_mut("model").map(rename);
-        for model in document.get_mut("data").and_then(Value::as_array_mut).into_iter().flatten() {
+        for model in document
+            .get_mut("data")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
             model.get_mut("id").map(rename);
             model.get_mut("parent").map(rename);
         }
         if let Some(id) = document.get("id").and_then(Value::as_str) {
             document["id"] = self.renamed(id).into();
         }
-        for choice in document.get_mut("choices").and_then(Value::as_array_mut).into_iter().flatten() {
-            choice.get_mut("stop_reason").into_iter().for_each(|stop| self.replace_stop(stop));
+        for choice in document
+            .get_mut("choices")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            choice
+                .get_mut("stop_reason")
+                .into_iter()
+                .for_each(|stop| self.replace_stop(stop));
         }
         if recording.source == Source::Oot && document.get("kv_transfer_params").is_some() {
             // Another connector's, which no target has.
@@ -138,12 +182,20 @@ impl Fresh {
 
 /// True for the paths whose bodies take a `cache_salt`.
 fn is_generation(path: &str) -> bool {
-    ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"].contains(&path)
+    [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/inference/v1/generate",
+    ]
+    .contains(&path)
 }
 
 /// What the target's `/tokenize` must be asked to count a request's prompt; `None` if the prompt is made of token ids.
 pub fn tokenize_body(request: &Request) -> Option<Value> {
-    let body = request.body.as_ref().filter(|_| is_generation(&request.path))?;
+    let body = request
+        .body
+        .as_ref()
+        .filter(|_| is_generation(&request.path))?;
     if let Some(prompt) = body["prompt"].as_str() {
         return Some(json!({"model": body["model"], "prompt": prompt}));
     }
@@ -170,7 +222,9 @@ pub fn expect_prompt_of(tokens: u64, answer: &mut Answer) {
         Body::Text(_) => Vec::new(),
     };
     for document in documents {
-        let Some(recorded) = document["usage"]["prompt_tokens"].as_u64().filter(|recorded| *recorded != tokens)
+        let Some(recorded) = document["usage"]["prompt_tokens"]
+            .as_u64()
+            .filter(|recorded| *recorded != tokens)
         else {
             continue;
         };
@@ -189,14 +243,22 @@ pub fn expect_prompt_of(tokens: u64, answer: &mut Answer) {
             // Whole blocks that were computed: all of the prompt's but those of the hit.
             if let Some(number) = value.as_u64().filter(|number| *number > 0) {
                 let blocks = |tokens: u64| tokens / BLOCK_SIZE * BLOCK_SIZE;
-                *value = (number + blocks(tokens)).saturating_sub(blocks(recorded)).into();
+                *value = (number + blocks(tokens))
+                    .saturating_sub(blocks(recorded))
+                    .into();
             }
         };
         moved(&mut document["usage"]["prompt_tokens"]);
         moved(&mut document["usage"]["total_tokens"]);
-        document.pointer_mut("/usage/prompt_tokens_details/cached_tokens").map(cached);
-        document.pointer_mut("/usage/prompt_tokens_details/created_cache_tokens").map(created);
-        document.pointer_mut("/kv_transfer_params/remote_prefill_cached_tokens").map(cached);
+        document
+            .pointer_mut("/usage/prompt_tokens_details/cached_tokens")
+            .map(cached);
+        document
+            .pointer_mut("/usage/prompt_tokens_details/created_cache_tokens")
+            .map(created);
+        document
+            .pointer_mut("/kv_transfer_params/remote_prefill_cached_tokens")
+            .map(cached);
         if let Some(held) = document.pointer_mut("/kv_transfer_params/remote_num_tokens") {
             moved(held);
             let blocks = held.as_u64().unwrap_or_default().div_ceil(BLOCK_SIZE);

@@ -74,7 +74,9 @@ pub fn ask_within(base: &str, request: &Request, bound: Duration) -> Result<Answ
         .map_err(|error| format!("{url}: {error}"))?;
     let mut answer = agent(bound).run(sent).map_err(failed)?;
     let kind = answer.headers().get("content-type");
-    let kind = kind.and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let kind = kind
+        .and_then(|value| value.to_str().ok())
+        .map(str::to_owned);
     let body = answer.body_mut().read_to_string().map_err(failed)?;
     Ok(Answer::read(answer.status().as_u16(), kind, &body))
 }

@@ -1,13 +1,11 @@
 //! Recordings that no case sends again, each with the reason. A test sees to it that none is left out silently.
 
 /// Recorded exchanges that no case uses: name, reason.
-pub const EXCHANGES: &[(&str, &str)] = &[
-    (
-        "c2_chat_prefill_neither",
-        "ends where the recorded weights happened to draw the end of sequence, after 3139 tokens; what its ticket tells of \
+pub const EXCHANGES: &[(&str, &str)] = &[(
+    "c2_chat_prefill_neither",
+    "ends where the recorded weights happened to draw the end of sequence, after 3139 tokens; what its ticket tells of \
          so many tokens is a law",
-    ),
-];
+)];
 
 /// Recordings that were not taken over at all, since no exchange can be made of them: name, reason.
 pub const NOT_TAKEN: &[(&str, &str)] = &[

@@ -80,12 +80,14 @@ const SAMPLED: &str = "ids are the model's, and weights differ; how many there a
 const LOGITS: &str = "what the model thinks, and weights differ; how much of it there is is a law";
 const PROMPT: &str = "repeats the prompt, which may be another one; that it does so is a law";
 const PLACE: &str = "ports, names and paths of one run";
-const POOL: &str = "which blocks are free depends on what ran before; how many are named is compared";
+const POOL: &str =
+    "which blocks are free depends on what ran before; how many are named is compared";
 const TOKENIZER: &str = "another tokenizer cuts other tokens; that the count is theirs is a law";
 const FLAGS: &str = "an engine that runs already has its own limits";
 const DETAILS: &str = "told with --enable-prompt-tokens-details only; the number is a law";
 const GRAMMAR: &str = "where a grammar lets an answer end depends on the tokens that were drawn";
-const CHUNKS: &str = "tokens that come faster than they are sent share a chunk; the sum is compared";
+const CHUNKS: &str =
+    "tokens that come faster than they are sent share a chunk; the sum is compared";
 const PROCESS: &str = "addresses, names and sizes of one process";
 const LAYERS: &str = "another model has other layers; that every region is described is a law";
 
@@ -141,23 +143,43 @@ pub const MASKS: &[Mask] = &[
     always("**.prompt_logprobs.*.*.rank", Rule::Number, LOGITS),
     always("**.prompt_logprobs.*.*.decoded_token", Rule::Text, LOGITS),
     // A prefill's ticket.
-    always("kv_transfer_params.remote_block_ids.*.*", Rule::Number, POOL),
+    always(
+        "kv_transfer_params.remote_block_ids.*.*",
+        Rule::Number,
+        POOL,
+    ),
     always("kv_transfer_params.remote_engine_id", Rule::Text, PLACE),
     always("kv_transfer_params.remote_host", Rule::Text, PLACE),
     always("kv_transfer_params.remote_port", Rule::Number, PLACE),
     // The handshake.
-    always("handshake.compatibility_hash", Rule::SameShape, CONFIG_DIGEST),
+    always(
+        "handshake.compatibility_hash",
+        Rule::SameShape,
+        CONFIG_DIGEST,
+    ),
     always("handshake.metadata.engine_id", Rule::Text, PLACE),
     always("handshake.metadata.agent_metadata", Rule::Text, PROCESS),
     always("handshake.metadata.num_blocks", Rule::Number, PROCESS),
-    always("handshake.metadata.kv_caches_base_addr", Rule::Numbers, PROCESS),
+    always(
+        "handshake.metadata.kv_caches_base_addr",
+        Rule::Numbers,
+        PROCESS,
+    ),
     always("handshake.metadata.block_lens", Rule::Numbers, LAYERS),
     always("handshake.metadata.block_strides", Rule::Numbers, LAYERS),
     always("handshake.metadata.ssm_sizes", Rule::Numbers, LAYERS),
-    always("handshake.metadata.region_num_blocks", Rule::Numbers, LAYERS),
+    always(
+        "handshake.metadata.region_num_blocks",
+        Rule::Numbers,
+        LAYERS,
+    ),
     always("handshake.metadata.region_group_ids", Rule::Numbers, LAYERS),
     always("handshake.metadata.region_names", Rule::Each, LAYERS),
-    always("handshake.metadata.region_names.*", Rule::SameButDigits, LAYERS),
+    always(
+        "handshake.metadata.region_names.*",
+        Rule::SameButDigits,
+        LAYERS,
+    ),
     always("handshake.metadata.region_mem_types", Rule::Each, LAYERS),
     // Events; hashes are compared too, by renaming them.
     always("event.token_ids", Rule::Numbers, SAMPLED),
@@ -167,16 +189,51 @@ pub const MASKS: &[Mask] = &[
     mask("token_strs", Rule::Each, When::OtherTokenizer, TOKENIZER),
     mask("token_strs.*", Rule::Text, When::OtherTokenizer, TOKENIZER),
     mask("token_ids", Rule::Numbers, When::OtherTokenizer, TOKENIZER),
-    mask("*.token_ids", Rule::Numbers, When::OtherTokenizer, TOKENIZER),
+    mask(
+        "*.token_ids",
+        Rule::Numbers,
+        When::OtherTokenizer,
+        TOKENIZER,
+    ),
     mask("max_model_len", Rule::Number, When::OtherFlags, FLAGS),
-    mask("data.*.max_model_len", Rule::Number, When::OtherFlags, FLAGS),
-    mask("error.message", Rule::SameButDigits, When::OtherFlags, FLAGS),
-    mask("usage.prompt_tokens_details", Rule::Ignored, When::OtherFlags, DETAILS),
+    mask(
+        "data.*.max_model_len",
+        Rule::Number,
+        When::OtherFlags,
+        FLAGS,
+    ),
+    mask(
+        "error.message",
+        Rule::SameButDigits,
+        When::OtherFlags,
+        FLAGS,
+    ),
+    mask(
+        "usage.prompt_tokens_details",
+        Rule::Ignored,
+        When::OtherFlags,
+        DETAILS,
+    ),
     // Answers that are not always equally long.
-    mask("usage.completion_tokens", Rule::Number, When::Grammar, GRAMMAR),
+    mask(
+        "usage.completion_tokens",
+        Rule::Number,
+        When::Grammar,
+        GRAMMAR,
+    ),
     mask("usage.total_tokens", Rule::Number, When::Grammar, GRAMMAR),
-    mask("choices.*.finish_reason", Rule::Text, When::Grammar, GRAMMAR),
-    mask("choices.*.message.tool_calls", Rule::Ignored, When::Grammar, GRAMMAR),
+    mask(
+        "choices.*.finish_reason",
+        Rule::Text,
+        When::Grammar,
+        GRAMMAR,
+    ),
+    mask(
+        "choices.*.message.tool_calls",
+        Rule::Ignored,
+        When::Grammar,
+        GRAMMAR,
+    ),
     mask("usage.completion_tokens", Rule::Number, When::Chunk, CHUNKS),
     mask("usage.total_tokens", Rule::Number, When::Chunk, CHUNKS),
 ];
@@ -192,7 +249,10 @@ const GROWTH_MASKS: [(&str, &str); 4] = [
 /// Families of metrics that are not compared, by how their names begin, each with its reason.
 const FAMILY_MASKS: [(&str, &str); 3] = [
     ("python_", "of the interpreter that an engine is written in"),
-    ("process_", "of the process; which of them there are depends on the operating system"),
+    (
+        "process_",
+        "of the process; which of them there are depends on the operating system",
+    ),
     ("http_", "of the web framework that an engine uses"),
 ];
 
@@ -203,7 +263,9 @@ pub fn is_growth_masked(counter: &str) -> bool {
 
 /// True if this family of metrics is not compared.
 pub fn is_family_masked(family: &str) -> bool {
-    FAMILY_MASKS.iter().any(|(start, _)| family.starts_with(start))
+    FAMILY_MASKS
+        .iter()
+        .any(|(start, _)| family.starts_with(start))
 }
 
 /// The mask for a place under these circumstances.
@@ -253,7 +315,10 @@ mod tests {
         assert_eq!(rule("data.0.permission.0.id"), Some(Rule::SameShape));
         assert_eq!(rule("choices.0.text"), Some(Rule::Text));
         assert_eq!(rule("choices.0.finish_reason"), None);
-        assert_eq!(rule("choices.0.logprobs.content.3.top_logprobs.0.token"), Some(Rule::Text));
+        assert_eq!(
+            rule("choices.0.logprobs.content.3.top_logprobs.0.token"),
+            Some(Rule::Text)
+        );
         assert_eq!(rule("usage.prompt_tokens"), None);
     }
 

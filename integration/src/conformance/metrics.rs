@@ -21,10 +21,12 @@ impl Page {
         for line in text.lines() {
             if let Some(kind) = line.strip_prefix("# TYPE ") {
                 let kind = kind.split_once(' ');
-                page.kinds.extend(kind.map(|(name, kind)| (name.to_owned(), kind.to_owned())));
+                page.kinds
+                    .extend(kind.map(|(name, kind)| (name.to_owned(), kind.to_owned())));
             } else if let Some((name, value)) = line.rsplit_once(' ') {
                 let value = value.parse().ok().filter(|_| !line.starts_with('#'));
-                page.samples.extend(value.map(|value| (name.to_owned(), value)));
+                page.samples
+                    .extend(value.map(|value| (name.to_owned(), value)));
             }
         }
         page
@@ -34,7 +36,10 @@ impl Page {
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let matching = self.samples.iter().filter(|(sample, _)| {
             let (found, told) = parts(sample);
-            found == name && labels.iter().all(|(key, value)| told.get(*key) == Some(value))
+            found == name
+                && labels
+                    .iter()
+                    .all(|(key, value)| told.get(*key) == Some(value))
         });
         matching.map(|(_, value)| value).sum()
     }
@@ -51,7 +56,10 @@ impl Page {
         let samples = self.samples.keys().map(|sample| parts(sample));
         let of_family = samples.filter(|(name, _)| family_of(name) == family);
         let names = of_family.flat_map(|(_, labels)| labels.into_keys().collect::<Vec<_>>());
-        names.filter(|name| *name != "le").map(str::to_owned).collect()
+        names
+            .filter(|name| *name != "le")
+            .map(str::to_owned)
+            .collect()
     }
 
     /// What grew since `before`, by name and those labels that do not name the engine.
@@ -60,8 +68,12 @@ impl Page {
         for (sample, value) in &self.samples {
             let growth = value - before.samples.get(sample).copied().unwrap_or_default();
             let (name, labels) = parts(sample);
-            let labels = labels.iter().filter(|(key, _)| !OF_THE_ENGINE.contains(key));
-            let labels: Vec<String> = labels.map(|(key, value)| format!("{key}=\"{value}\"")).collect();
+            let labels = labels
+                .iter()
+                .filter(|(key, _)| !OF_THE_ENGINE.contains(key));
+            let labels: Vec<String> = labels
+                .map(|(key, value)| format!("{key}=\"{value}\""))
+                .collect();
             let name = if labels.is_empty() {
                 name.to_owned()
             } else {
@@ -77,7 +89,10 @@ impl Page {
 /// The family that a sample belongs to.
 pub fn family_of(name: &str) -> &str {
     let suffixes = ["_bucket", "_sum", "_count"];
-    suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name)
+    suffixes
+        .iter()
+        .find_map(|suffix| name.strip_suffix(suffix))
+        .unwrap_or(name)
 }
 
 /// A sample's name and its labels. No label value on these pages has a quote in it.
@@ -87,7 +102,12 @@ fn parts(sample: &str) -> (&str, BTreeMap<&str, &str>) {
     };
     let labels = labels.trim_end_matches('}').split("\",");
     let pairs = labels.filter_map(|label| label.split_once("=\""));
-    (name, pairs.map(|(key, value)| (key, value.trim_end_matches('"'))).collect())
+    (
+        name,
+        pairs
+            .map(|(key, value)| (key, value.trim_end_matches('"')))
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -99,6 +119,9 @@ mod tests {
         let before = Page::read("a_total{engine=\"0\",source=\"x, y\"} 2.0\nb_total 1.0\n");
         let after = Page::read("a_total{engine=\"0\",source=\"x, y\"} 5.0\nb_total 1.0\n");
         let grown = after.grown_since(&before);
-        assert_eq!(grown, BTreeMap::from([("a_total{source=\"x, y\"}".to_owned(), 3.0)]));
+        assert_eq!(
+            grown,
+            BTreeMap::from([("a_total{source=\"x, y\"}".to_owned(), 3.0)])
+        );
     }
 }

@@ -115,9 +115,13 @@ impl<'a> Runner<'a> {
             self.own.insert(*role, launched);
         }
         let given = |role| self.target.is_given(setup, role);
-        let given = [Role::Prefill, Role::Decode, Role::Aggregated].into_iter().any(given);
+        let given = [Role::Prefill, Role::Decode, Role::Aggregated]
+            .into_iter()
+            .any(given);
         if given && !self.case.any_flags {
-            return Err(Stop::Skip("needs the flags it was recorded with".to_owned()));
+            return Err(Stop::Skip(
+                "needs the flags it was recorded with".to_owned(),
+            ));
         }
         if let Some(wanted) = self.case.scale_out.filter(|_| given)
             && self.scale_out()? != wanted
@@ -185,7 +189,8 @@ impl<'a> Runner<'a> {
     /// Sends a request and judges the exchange by the laws.
     fn send(&mut self, role: Role, request: &Request, label: &str) -> Result<Answer, Stop> {
         let place = self.engine(role)?;
-        let answer = http::ask(&place.base, request).map_err(|error| format!("{label}: {error}"))?;
+        let answer =
+            http::ask(&place.base, request).map_err(|error| format!("{label}: {error}"))?;
         self.judge(role, request, &answer, label);
         Ok(answer)
     }
@@ -198,17 +203,31 @@ impl<'a> Runner<'a> {
         };
         self.checked += exchange::LAWS.len();
         self.break_laws(label, exchange::broken(&exchange));
-        let prompt = prompt_of(request).or_else(|| told_prompt(answer));
-        if let Some(mut sequence) = prompt {
-            let generated = answer.tokens().and_then(|choices| choices.into_iter().next());
-            sequence.extend(generated.unwrap_or_default());
-            self.sequences.entry(role).or_default().push(sequence);
+        // The logs of engines that others use too are not looked at.
+        if !self.case.salted {
+            self.remember(role, request, answer);
         }
+    }
+
+    /// Remembers what the engine's event log may tell of.
+    fn remember(&mut self, role: Role, request: &Request, answer: &Answer) {
+        let mut sequences = prompts_of(request);
+        if sequences.is_empty() {
+            let asked = fresh::tokenize_body(request);
+            let tokens = asked.and_then(|body| self.tokenized(role, body).ok());
+            sequences.extend(tokens.filter(|tokens| !tokens.is_empty()));
+        }
+        let generated = answer.tokens().unwrap_or_default();
+        for (sequence, generated) in sequences.iter_mut().zip(generated) {
+            sequence.extend(generated);
+        }
+        self.sequences.entry(role).or_default().extend(sequences);
     }
 
     fn break_laws(&mut self, label: &str, broken: Vec<laws::Broken>) {
         let law = |(law, what): laws::Broken| Difference::new(format!("law: {law}"), what);
-        self.found.extend(broken.into_iter().map(|broken| law(broken).of(label)));
+        self.found
+            .extend(broken.into_iter().map(|broken| law(broken).of(label)));
     }
 
     fn ask(&mut self, name: &str) -> Result<(), Stop> {
@@ -237,7 +256,11 @@ impl<'a> Runner<'a> {
         self.checked += 1;
         let differences = shape::answers(&expected, &seen, &circumstances);
         let name = recording.name.as_str();
-        self.found.extend(differences.into_iter().map(|difference| difference.of(name)));
+        self.found.extend(
+            differences
+                .into_iter()
+                .map(|difference| difference.of(name)),
+        );
         if let Some(ticket) = seen.ticket() {
             self.fresh.ticket = ticket.clone();
         }
@@ -263,7 +286,8 @@ impl<'a> Runner<'a> {
         let request = tickets::plain(&self.fresh, recording, part);
         self.seen.insert((role, prompt_key(&request)));
         if part != Part::Whole {
-            self.seen.insert((role, prompt_key(&self.fresh.request(recording))));
+            self.seen
+                .insert((role, prompt_key(&self.fresh.request(recording))));
         }
         let answer = self.send(role, &request, "history")?;
         expect_ok("history", &answer)
@@ -287,10 +311,9 @@ impl<'a> Runner<'a> {
 
     fn tokenized(&mut self, role: Role, body: Value) -> Result<Vec<u64>, Stop> {
         let place = self.engine(role)?;
-        let answer = match http::ask(&place.base, &Request::post("/tokenize", body)) {
-            Ok(answer) => answer,
-            // An engine that has just died cannot say; its peers could, but its answer has no count in it.
-            Err(_) => return Ok(TOKENIZED.1.to_vec()),
+        let Ok(answer) = http::ask(&place.base, &Request::post("/tokenize", body)) else {
+            // An engine that has just died cannot say, and its last answer has no count in it.
+            return Ok(TOKENIZED.1.to_vec());
         };
         let tokens = answer.json().map(|document| &document["tokens"]);
         let tokens = tokens.and_then(Value::as_array).into_iter().flatten();
@@ -298,12 +321,20 @@ impl<'a> Runner<'a> {
     }
 
     /// Expects the counts of the target's own tokenizer.
-    fn recount(&mut self, role: Role, request: &Request, expected: &mut Answer) -> Result<(), Stop> {
+    fn recount(
+        &mut self,
+        role: Role,
+        request: &Request,
+        expected: &mut Answer,
+    ) -> Result<(), Stop> {
         let Some(body) = fresh::tokenize_body(request) else {
             return Ok(());
         };
         let mut tokens = self.tokenized(role, body)?.len() as u64;
-        let limit = request.body.as_ref().map(|body| &body["truncate_prompt_tokens"]);
+        let limit = request
+            .body
+            .as_ref()
+            .map(|body| &body["truncate_prompt_tokens"]);
         if let Some(limit) = limit.and_then(Value::as_u64) {
             tokens = tokens.min(limit);
         }
@@ -322,7 +353,10 @@ impl<'a> Runner<'a> {
         let place = self.engine(Role::Decode)?;
         self.checked += 1;
         match http::ask_within(&place.base, &request, GIVEN_UP) {
-            Ok(answer) => Err(Stop::Fail(format!("{name} was answered: {}", answer.status))),
+            Ok(answer) => Err(Stop::Fail(format!(
+                "{name} was answered: {}",
+                answer.status
+            ))),
             Err(_) => self.has_died(),
         }
     }
@@ -348,7 +382,10 @@ fn expect_ok(label: &str, answer: &Answer) -> Result<(), Stop> {
     if answer.status == 200 {
         return Ok(());
     }
-    Err(Stop::Fail(format!("{label}: status {}: {:?}", answer.status, answer.body)))
+    Err(Stop::Fail(format!(
+        "{label}: status {}: {:?}",
+        answer.status, answer.body
+    )))
 }
 
 /// The engine that a recording is sent to.
@@ -365,19 +402,15 @@ fn salt(case: &str) -> String {
     format!("{case}-{}", baton_daemon::fresh::hex_id())
 }
 
-/// A prompt of token ids.
-fn prompt_of(request: &Request) -> Option<Vec<u64>> {
-    let prompt = request.body.as_ref()?["prompt"].as_array()?;
-    prompt.iter().map(Value::as_u64).collect()
-}
-
-/// The prompt that an answer repeats.
-fn told_prompt(answer: &Answer) -> Option<Vec<u64>> {
-    let documents = answer.documents();
-    let first = documents.first()?;
-    let told = [&first["prompt_token_ids"], &first["choices"][0]["prompt_token_ids"]];
-    let told = told.iter().find_map(|ids| ids.as_array())?;
-    told.iter().map(Value::as_u64).collect()
+/// The prompts of token ids.
+fn prompts_of(request: &Request) -> Vec<Vec<u64>> {
+    let prompt = request.body.as_ref().map(|body| &body["prompt"]);
+    let ids = |value: &Value| -> Option<Vec<u64>> {
+        value.as_array()?.iter().map(Value::as_u64).collect()
+    };
+    let several = || prompt?.as_array()?.iter().map(ids).collect();
+    let one = prompt.and_then(ids).map(|prompt| vec![prompt]);
+    one.or_else(several).unwrap_or_default()
 }
 
 /// What makes two prompts the same to a cache.

@@ -23,11 +23,17 @@ fn text(error: zmq::Error) -> String {
     error.to_string()
 }
 
-fn connected(kind: zmq::SocketType, endpoint: &str, patience_ms: i32) -> Result<zmq::Socket, String> {
+fn connected(
+    kind: zmq::SocketType,
+    endpoint: &str,
+    patience_ms: i32,
+) -> Result<zmq::Socket, String> {
     let socket = zmq::Context::new().socket(kind).map_err(text)?;
     socket.set_linger(0).map_err(text)?;
     socket.set_rcvtimeo(patience_ms).map_err(text)?;
-    socket.connect(endpoint).map_err(|error| format!("{endpoint}: {error}"))?;
+    socket
+        .connect(endpoint)
+        .map_err(|error| format!("{endpoint}: {error}"))?;
     Ok(socket)
 }
 
@@ -35,10 +41,14 @@ fn connected(kind: zmq::SocketType, endpoint: &str, patience_ms: i32) -> Result<
 pub fn replay(endpoint: &str, from: u64) -> Result<Vec<Batch>, String> {
     let socket = connected(zmq::DEALER, endpoint, REPLY_BOUND_MS)?;
     let start = from.to_be_bytes();
-    socket.send_multipart([&b""[..], &start[..]], 0).map_err(text)?;
+    socket
+        .send_multipart([&b""[..], &start[..]], 0)
+        .map_err(text)?;
     let mut log = Vec::new();
     loop {
-        let frames = socket.recv_multipart(0).map_err(|error| format!("no replay: {error}"))?;
+        let frames = socket
+            .recv_multipart(0)
+            .map_err(|error| format!("no replay: {error}"))?;
         match frames.as_slice() {
             [_, _, seq, payload] if seq[..] == [0xff; 8] && payload.is_empty() => return Ok(log),
             [_, topic, seq, payload] => log.push(read(topic, seq, payload)?),
@@ -48,8 +58,14 @@ pub fn replay(endpoint: &str, from: u64) -> Result<Vec<Batch>, String> {
 }
 
 fn read(topic: &[u8], seq: &[u8], payload: &[u8]) -> Result<Batch, String> {
-    let seq = seq.try_into().map_err(|_| format!("a sequence number of {} bytes", seq.len()))?;
-    Batch::read(&String::from_utf8_lossy(topic), u64::from_be_bytes(seq), payload)
+    let seq = seq
+        .try_into()
+        .map_err(|_| format!("a sequence number of {} bytes", seq.len()))?;
+    Batch::read(
+        &String::from_utf8_lossy(topic),
+        u64::from_be_bytes(seq),
+        payload,
+    )
 }
 
 /// A subscriber to everything.
@@ -106,24 +122,43 @@ pub fn compare_replay(
     let dealer = recorded.client_socket == "DEALER";
     let kind = if dealer { zmq::DEALER } else { zmq::REQ };
     let ignored = recorded.received_frames_hex == [[NO_REPLY]];
-    let socket = connected(kind, endpoint, if ignored { IGNORED_MS } else { REPLY_BOUND_MS })?;
-    let sent = recorded.sent_frames_hex.iter().filter_map(|frame| wire::unhex(frame));
+    let socket = connected(
+        kind,
+        endpoint,
+        if ignored { IGNORED_MS } else { REPLY_BOUND_MS },
+    )?;
+    let sent = recorded
+        .sent_frames_hex
+        .iter()
+        .filter_map(|frame| wire::unhex(frame));
     socket.send_multipart(sent, 0).map_err(text)?;
     if ignored {
         let reply = socket.recv_multipart(0);
         let what = format!("a reply where none is due: {reply:?}");
-        return Ok(reply.is_ok().then(|| Difference::new("reply", what)).into_iter().collect());
+        return Ok(reply
+            .is_ok()
+            .then(|| Difference::new("reply", what))
+            .into_iter()
+            .collect());
     }
     let mut found = Vec::new();
     for (number, expected) in recorded.received_frames_hex.iter().enumerate() {
-        let reply = socket.recv_multipart(0).map_err(|error| format!("reply {number}: {error}"))?;
-        found.extend(compare_reply(expected, &reply, log).map(|what| Difference::new(format!("reply {number}"), what)));
+        let reply = socket
+            .recv_multipart(0)
+            .map_err(|error| format!("reply {number}: {error}"))?;
+        found.extend(
+            compare_reply(expected, &reply, log)
+                .map(|what| Difference::new(format!("reply {number}"), what)),
+        );
     }
     Ok(found)
 }
 
 fn compare_reply(expected: &[String], reply: &[Vec<u8>], log: &[Batch]) -> Option<String> {
-    let (hex, payloads): (Vec<String>, _) = (reply.iter().map(|frame| wire::hex(frame)).collect(), reply.last()?);
+    let (hex, payloads): (Vec<String>, _) = (
+        reply.iter().map(|frame| wire::hex(frame)).collect(),
+        reply.last()?,
+    );
     // All but the payload: delimiters, topic and sequence number.
     if hex.len() != expected.len() || hex[..hex.len() - 1] != expected[..expected.len() - 1] {
         return Some(format!("{hex:?} instead of {expected:?}"));
@@ -145,7 +180,9 @@ fn compare_reply(expected: &[String], reply: &[Vec<u8>], log: &[Batch]) -> Optio
 pub fn handshake(address: &str) -> Result<Value, String> {
     let socket = connected(zmq::REQ, &format!("tcp://{address}"), REPLY_BOUND_MS)?;
     socket.send(QUESTION, 0).map_err(text)?;
-    let frames = socket.recv_multipart(0).map_err(|error| format!("no handshake: {error}"))?;
+    let frames = socket
+        .recv_multipart(0)
+        .map_err(|error| format!("no handshake: {error}"))?;
     match frames.as_slice() {
         [payload, clock] => {
             let clock = wire::unpacked(clock)?;
@@ -160,7 +197,10 @@ pub fn handshake(address: &str) -> Result<Value, String> {
 pub fn recorded_handshake(role: &str) -> Value {
     let text = include_str!("../../recordings/vllm/handshakes.json");
     let all: Value = serde_json::from_str(text).expect("recorded handshakes");
-    let payload = all[role].as_str().and_then(wire::unhex).expect("a recorded payload");
+    let payload = all[role]
+        .as_str()
+        .and_then(wire::unhex)
+        .expect("a recorded payload");
     unpack_handshake(&payload).expect("a handshake")
 }
 
@@ -168,9 +208,14 @@ pub fn recorded_handshake(role: &str) -> Value {
 fn unpack_handshake(payload: &[u8]) -> Result<Value, String> {
     let mut payload = wire::unpacked(payload)?;
     let metadata = payload["agent_metadata_bytes"].as_str().unwrap_or_default();
-    let bytes = metadata.strip_prefix("hex:").and_then(wire::unhex).unwrap_or_default();
+    let bytes = metadata
+        .strip_prefix("hex:")
+        .and_then(wire::unhex)
+        .unwrap_or_default();
     let metadata = wire::unpacked(&bytes)?;
-    payload.as_object_mut().and_then(|payload| payload.remove("agent_metadata_bytes"));
+    payload
+        .as_object_mut()
+        .and_then(|payload| payload.remove("agent_metadata_bytes"));
     payload["metadata"] = metadata;
     Ok(payload)
 }

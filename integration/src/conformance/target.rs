@@ -54,8 +54,12 @@ pub struct Place {
 impl Place {
     /// The address behind the base URL.
     pub fn address(&self) -> Result<SocketAddr, String> {
-        let host = self.base.trim_start_matches("http://").trim_end_matches('/');
-        host.parse().map_err(|_| format!("{} names no address", self.base))
+        let host = self
+            .base
+            .trim_start_matches("http://")
+            .trim_end_matches('/');
+        host.parse()
+            .map_err(|_| format!("{} names no address", self.base))
     }
 }
 
@@ -68,12 +72,14 @@ pub struct Launcher {
     pub environment: Vec<(String, String)>,
     /// A LoRA adapter that the model takes, if there is one.
     pub adapter: Option<PathBuf>,
-    /// Where logs and sockets go. A short path: that of a socket may have 107 bytes.
-    pub directory: PathBuf,
+    /// Where sockets go. A short path: that of a socket may have 107 bytes.
+    pub sockets: PathBuf,
+    /// Where logs go.
+    pub logs: PathBuf,
     /// Booting takes at most this long.
     pub boot_bound: Duration,
-    /// At most so many engines are launched; cases that need more are skipped.
-    pub most: Option<usize>,
+    /// The only cases that engines are launched for; `None` for all.
+    pub only_for: Option<Vec<String>>,
 }
 
 /// A running process of a launcher.
@@ -111,7 +117,9 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::TERM);
-        let _ = http::until("an engine ends", END_BOUND, || self.has_ended().then_some(()));
+        let _ = http::until("an engine ends", END_BOUND, || {
+            self.has_ended().then_some(())
+        });
         self.kill();
     }
 }
@@ -202,6 +210,7 @@ pub struct Target {
     launcher: Option<Launcher>,
     launched: BTreeMap<(Setup, Role), Launched>,
     launches: usize,
+    case: String,
 }
 
 impl Target {
@@ -213,7 +222,13 @@ impl Target {
             launcher,
             launched: BTreeMap::new(),
             launches: 0,
+            case: String::new(),
         }
+    }
+
+    /// What is asked for from now on is for this case.
+    pub fn begin(&mut self, case: &str) {
+        case.clone_into(&mut self.case);
     }
 
     /// True if such an engine runs already and was not launched for this suite with the recorded flags.
@@ -223,7 +238,11 @@ impl Target {
 
     /// An engine that cases share.
     pub fn engine(&mut self, setup: Setup, role: Role) -> Result<Place, Obstacle> {
-        if let Some(place) = self.running.get(&role).filter(|_| setup.fits_a_running_engine()) {
+        if let Some(place) = self
+            .running
+            .get(&role)
+            .filter(|_| setup.fits_a_running_engine())
+        {
             return Ok(place.clone());
         }
         if !self.launched.contains_key(&(setup, role)) {
@@ -239,8 +258,9 @@ impl Target {
             let lacks = format!("needs an engine of its own ({setup:?}, {})", role.name());
             return Err(Obstacle::Lacks(lacks));
         };
-        if launcher.most.is_some_and(|most| self.launches >= most) {
-            let lacks = format!("needs one more launched engine ({setup:?}, {})", role.name());
+        let only = launcher.only_for.as_ref();
+        if only.is_some_and(|only| !only.contains(&self.case)) {
+            let lacks = format!("no engine is launched for it ({setup:?}, {})", role.name());
             return Err(Obstacle::Lacks(lacks));
         }
         self.launches += 1;
@@ -270,11 +290,22 @@ fn command(
     let (address, side_channel) = (ports::free(), ports::free());
     let mut words = launcher.words.clone();
     let port = address.port().to_string();
-    let own = ["--host", "127.0.0.1", "--port", &port, "--served-model-name", model];
+    let own = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        &port,
+        "--served-model-name",
+        model,
+    ];
     words.extend(own.map(str::to_owned));
     let adapter = launcher.adapter.as_deref();
-    let sockets = setup::Sockets::new(&launcher.directory, number);
-    words.extend(setup.flags(role, adapter, &sockets, number).map_err(Obstacle::Lacks)?);
+    let sockets = setup::Sockets::new(&launcher.sockets, number);
+    words.extend(
+        setup
+            .flags(role, adapter, &sockets, number)
+            .map_err(Obstacle::Lacks)?,
+    );
     let mut environment = launcher.environment.clone();
     let host = side_channel.ip().to_string();
     environment.push(("VLLM_NIXL_SIDE_CHANNEL_HOST".to_owned(), host));
@@ -285,7 +316,7 @@ fn command(
         base: format!("http://{address}"),
         side_channel: Some(side_channel.to_string()),
     };
-    let log = launcher.directory.join(format!("engine-{number}.log"));
+    let log = launcher.logs.join(format!("launched-{number}.log"));
     let launch = Launch {
         words,
         environment,

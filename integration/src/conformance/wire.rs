@@ -21,7 +21,9 @@ fn json(value: &Packed) -> Value {
         Packed::Integer(value) => integer(*value),
         Packed::F32(value) => float(f64::from(*value)),
         Packed::F64(value) => float(*value),
-        Packed::String(value) => Value::String(String::from_utf8_lossy(value.as_bytes()).into_owned()),
+        Packed::String(value) => {
+            Value::String(String::from_utf8_lossy(value.as_bytes()).into_owned())
+        }
         Packed::Binary(bytes) => Value::String(format!("hex:{}", hex(bytes))),
         Packed::Array(values) => Value::Array(values.iter().map(json).collect()),
         Packed::Map(pairs) => {
@@ -43,15 +45,19 @@ fn float(value: f64) -> Value {
 }
 
 fn name(key: &Packed) -> String {
-    key.as_str().map_or_else(|| json(key).to_string(), str::to_owned)
+    key.as_str()
+        .map_or_else(|| json(key).to_string(), str::to_owned)
 }
 
 /// Lower-case hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digits = bytes
-        .iter()
-        .flat_map(|byte| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+    let digits = bytes.iter().flat_map(|byte| {
+        [
+            DIGITS[usize::from(byte >> 4)],
+            DIGITS[usize::from(byte & 15)],
+        ]
+    });
     digits.map(char::from).collect()
 }
 

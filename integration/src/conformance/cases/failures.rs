@@ -31,7 +31,10 @@ fn reused() -> Case {
 
 /// Nobody notices that the blocks hold something else by now.
 fn stale() -> Case {
-    let (first, stale) = ("stale_1_first_use", "err_stale_params_after_blocks_overwritten");
+    let (first, stale) = (
+        "stale_1_first_use",
+        "err_stale_params_after_blocks_overwritten",
+    );
     let steps = [
         prefill(first),
         ask(first),
@@ -64,9 +67,15 @@ fn other_prompts() -> [Case; 2] {
 fn changed_tickets() -> [Case; 7] {
     let changes = [
         ("err_block_ids_out_of_range", TicketChange::OutOfRange),
-        ("err_unknown_remote_request_id", TicketChange::UnknownRequest),
+        (
+            "err_unknown_remote_request_id",
+            TicketChange::UnknownRequest,
+        ),
         ("err_wrong_engine_id", TicketChange::WrongEngine),
-        ("err_side_channel_port_dead_new_engine", TicketChange::DeadPort),
+        (
+            "err_side_channel_port_dead_new_engine",
+            TicketChange::DeadPort,
+        ),
         ("err_stream_side_channel_dead", TicketChange::DeadPort),
         ("err_chat_stream_side_channel_dead", TicketChange::DeadPort),
         ("pd_without_tp_size", TicketChange::Without("tp_size")),
@@ -151,8 +160,16 @@ fn recomputed() -> [Case; 2] {
         "recompute_prefill_killed_between_steps",
         "recompute_prefill_killed_second_try",
     );
-    let dead = [prefill(port), Step::Change(TicketChange::DeadPort), ask(port)];
+    let dead = [
+        prefill(port),
+        Step::Change(TicketChange::DeadPort),
+        ask(port),
+    ];
+    // Decode knows the engine before it dies: it need not find out that nobody answers.
     let killed = [
+        prefill(first),
+        ask(first),
+        Step::Forget,
         prefill(first),
         Step::Kill(Role::Prefill),
         ask(first),

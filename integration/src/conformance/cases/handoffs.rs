@@ -165,10 +165,11 @@ fn aborts() -> Vec<Case> {
         "c4_abort_string",
         "c4_abort_unknown",
     ];
-    let case = |name: String, steps: Vec<Step>| {
-        Case::new(name, Setup::Split, steps).with_scale_out(true)
-    };
-    let mut cases: Vec<Case> = alone.map(|name| case(name.to_owned(), vec![ask(name)])).into();
+    let case =
+        |name: String, steps: Vec<Step>| Case::new(name, Setup::Split, steps).with_scale_out(true);
+    let mut cases: Vec<Case> = alone
+        .map(|name| case(name.to_owned(), vec![ask(name)]))
+        .into();
     let held = [
         ("c4_abort_held_cmpl", "hdcm2614"),
         ("c4_abort_held_remote_request_id", "hdre2624"),

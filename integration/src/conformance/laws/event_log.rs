@@ -50,7 +50,9 @@ fn hashes(event: &Value) -> impl Iterator<Item = &Value> {
 /// An event without its long lists.
 fn told(seq: u64, event: &Value) -> String {
     let mut event = event.clone();
-    event.as_object_mut().and_then(|event| event.remove("token_ids"));
+    event
+        .as_object_mut()
+        .and_then(|event| event.remove("token_ids"));
     format!("batch {seq}: {event}")
 }
 
@@ -94,7 +96,9 @@ struct Held<'a> {
 
 impl<'a> Held<'a> {
     fn holds(&self, hash: &Value) -> bool {
-        self.blocks.get(&hash.to_string()).is_some_and(|(count, _)| *count > 0)
+        self.blocks
+            .get(&hash.to_string())
+            .is_some_and(|(count, _)| *count > 0)
     }
 
     fn take(&mut self, event: &'a Value) {
@@ -122,7 +126,8 @@ impl<'a> Held<'a> {
 
     fn child_of(&self, hash: &Value) -> Option<&String> {
         let mut held = self.blocks.iter().filter(|(_, (count, _))| *count > 0);
-        held.find(|(_, (_, parent))| *parent == Some(hash)).map(|(child, _)| child)
+        held.find(|(_, (_, parent))| *parent == Some(hash))
+            .map(|(child, _)| child)
     }
 }
 
@@ -211,12 +216,20 @@ pub fn hashes_can_be_computed(log: &[Batch]) -> Vec<String> {
             Some(parent) => parent,
             None => root.to_vec(),
         };
-        let tokens: Vec<u64> = event["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+        let tokens: Vec<u64> = event["token_ids"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_u64)
+            .collect();
         let block_size = usize::try_from(BLOCK_SIZE).unwrap_or(1);
         for (hash, tokens) in hashes(event).zip(tokens.chunks(block_size)) {
             let computed = block_hash(&parent, tokens);
             if bytes(hash).as_deref() != Some(computed.as_slice()) {
-                wrong.push(format!("batch {seq}: {hash} instead of {}", wire::hex(&computed)));
+                wrong.push(format!(
+                    "batch {seq}: {hash} instead of {}",
+                    wire::hex(&computed)
+                ));
             }
             parent = computed;
         }
@@ -246,15 +259,18 @@ fn cbor_text(text: &str) -> Vec<u8> {
 
 /// The head of a CBOR item in its shortest form, which is the canonical one.
 fn cbor_head(major: u8, value: u64) -> Vec<u8> {
-    let major = major << 5;
     let bytes = value.to_be_bytes();
-    match value {
-        0..=23 => vec![major | bytes[7]],
-        24..=0xff => vec![major | 24, bytes[7]],
-        0x100..=0xffff => [&[major | 25], &bytes[6..]].concat(),
-        0x1_0000..=0xffff_ffff => [&[major | 26], &bytes[4..]].concat(),
-        _ => [&[major | 27], &bytes[..]].concat(),
-    }
+    // Small values are in the first byte; of others it says how many bytes follow.
+    let (info, following) = match value {
+        0..=23 => (bytes[7], 0),
+        24..=0xff => (24, 1),
+        0x100..=0xffff => (25, 2),
+        0x1_0000..=0xffff_ffff => (26, 4),
+        _ => (27, 8),
+    };
+    let mut head = vec![(major << 5) + info];
+    head.extend(&bytes[8 - following..]);
+    head
 }
 
 /// Every stored block must lie on one of the sequences (prompt and generated tokens) that the engine was asked for, from
@@ -272,8 +288,14 @@ pub fn blocks_lie_on(log: &[Batch], sequences: &[Vec<u64>]) -> Vec<String> {
             prefix.extend(tokens);
             prefixes.insert(hash.to_string(), prefix.clone());
         }
-        if !sequences.iter().any(|sequence| sequence.starts_with(&prefix)) {
-            wrong.push(format!("batch {seq}: {} tokens that nobody asked for", prefix.len()));
+        if !sequences
+            .iter()
+            .any(|sequence| sequence.starts_with(&prefix))
+        {
+            wrong.push(format!(
+                "batch {seq}: {} tokens that nobody asked for",
+                prefix.len()
+            ));
         }
     }
     wrong

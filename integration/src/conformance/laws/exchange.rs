@@ -12,19 +12,43 @@ type Law = fn(&Exchange) -> Option<String>;
 /// All laws of exchanges, by name.
 pub const LAWS: &[(&str, Law)] = &[
     ("an error tells its status in OpenAI's shape", error_shape),
-    ("a stream ends with [DONE], alike after an error", stream_ends),
+    (
+        "a stream ends with [DONE], alike after an error",
+        stream_ends,
+    ),
     ("every frame of a stream has the same id", one_id),
     ("a total is the sum of prompt and completion", usage_sums),
     ("as many token ids as the usage says", token_ids_are_counted),
-    ("the prompt's token ids are the prompt's", prompt_is_repeated),
-    ("an answer that ended by length has that length", length_is_reached),
+    (
+        "the prompt's token ids are the prompt's",
+        prompt_is_repeated,
+    ),
+    (
+        "an answer that ended by length has that length",
+        length_is_reached,
+    ),
     ("as many choices as were asked for", choices_are_counted),
-    ("cached tokens are whole blocks, fewer than the prompt", cached_is_whole_blocks),
-    ("decode repeats what prefill had cached", decode_repeats_cached),
+    (
+        "cached tokens are whole blocks, fewer than the prompt",
+        cached_is_whole_blocks,
+    ),
+    (
+        "decode repeats what prefill had cached",
+        decode_repeats_cached,
+    ),
     ("logprobs for every token", logprobs_are_counted),
-    ("a ticket where one is due, with the keys of its kind", ticket_keys),
-    ("a ticket names the blocks of its computed tokens", ticket_blocks),
-    ("a ticket's request id is the answer's id, with a suffix", ticket_id),
+    (
+        "a ticket where one is due, with the keys of its kind",
+        ticket_keys,
+    ),
+    (
+        "a ticket names the blocks of its computed tokens",
+        ticket_blocks,
+    ),
+    (
+        "a ticket's request id is the answer's id, with a suffix",
+        ticket_id,
+    ),
 ];
 
 /// A request as it was sent, and what came back.
@@ -40,7 +64,9 @@ pub struct Exchange<'a> {
 /// Everything that is wrong with an exchange.
 pub fn broken(exchange: &Exchange) -> Vec<Broken> {
     let judged = LAWS.iter().map(|(name, law)| (*name, law(exchange)));
-    judged.filter_map(|(name, what)| Some((name, what?))).collect()
+    judged
+        .filter_map(|(name, what)| Some((name, what?)))
+        .collect()
 }
 
 impl Exchange<'_> {
@@ -81,7 +107,10 @@ fn unless(holds: bool, what: impl FnOnce() -> String) -> Option<String> {
 
 fn error_shape(exchange: &Exchange) -> Option<String> {
     let documents = exchange.answer.documents();
-    let error = documents.iter().map(|document| &document["error"]).find(|error| !error.is_null());
+    let error = documents
+        .iter()
+        .map(|document| &document["error"])
+        .find(|error| !error.is_null());
     let Some(error) = error else {
         let failed = exchange.answer.status >= 400;
         return failed.then(|| format!("{} without an error", exchange.answer.status));
@@ -90,7 +119,9 @@ fn error_shape(exchange: &Exchange) -> Option<String> {
     let stream = matches!(exchange.answer.body, Body::Stream(_));
     let told = stream || code == Some(u64::from(exchange.answer.status));
     let shaped = error["message"].is_string() && error["type"].is_string();
-    unless(told && shaped && error.get("param").is_some(), || error.to_string())
+    unless(told && shaped && error.get("param").is_some(), || {
+        error.to_string()
+    })
 }
 
 fn stream_ends(exchange: &Exchange) -> Option<String> {
@@ -112,7 +143,12 @@ fn one_id(exchange: &Exchange) -> Option<String> {
 }
 
 fn usage_sums(exchange: &Exchange) -> Option<String> {
-    for usage in exchange.answer.documents().iter().map(|document| &document["usage"]) {
+    for usage in exchange
+        .answer
+        .documents()
+        .iter()
+        .map(|document| &document["usage"])
+    {
         let count = |key: &str| usage[key].as_u64();
         let sum = count("prompt_tokens").zip(count("completion_tokens"));
         if sum.map(|(prompt, completion)| prompt + completion) != count("total_tokens") {
@@ -126,22 +162,33 @@ fn token_ids_are_counted(exchange: &Exchange) -> Option<String> {
     let ids: Vec<Vec<u64>> = exchange.answer.tokens()?;
     let ids: usize = ids.iter().map(Vec::len).sum();
     let used = exchange.used("completion_tokens")?;
-    unless(ids as u64 == used, || format!("{ids} ids, {used} tokens used"))
+    unless(ids as u64 == used, || {
+        format!("{ids} ids, {used} tokens used")
+    })
 }
 
 fn prompt_is_repeated(exchange: &Exchange) -> Option<String> {
     let documents = exchange.answer.documents();
     let first = documents.first()?;
-    let told = [&first["prompt_token_ids"], &first["choices"][0]["prompt_token_ids"]];
+    let told = [
+        &first["prompt_token_ids"],
+        &first["choices"][0]["prompt_token_ids"],
+    ];
     let told = told.iter().find_map(|ids| ids.as_array())?;
     let used = exchange.used("prompt_tokens");
     let asked = exchange.asked("prompt").as_array();
     let asked = asked.filter(|ids| ids.iter().all(Value::is_u64));
     // What is truncated loses its beginning.
     let same = asked.is_none_or(|asked| asked.ends_with(told));
-    unless(same && used.is_none_or(|used| used == told.len() as u64), || {
-        format!("{} ids, usage {used:?}, the prompt itself: {same}", told.len())
-    })
+    unless(
+        same && used.is_none_or(|used| used == told.len() as u64),
+        || {
+            format!(
+                "{} ids, usage {used:?}, the prompt itself: {same}",
+                told.len()
+            )
+        },
+    )
 }
 
 fn length_is_reached(exchange: &Exchange) -> Option<String> {
@@ -149,22 +196,30 @@ fn length_is_reached(exchange: &Exchange) -> Option<String> {
     let mut reasons = choices_of(document).map(|choice| &choice["finish_reason"]);
     let chat = exchange.request.path.ends_with("/chat/completions");
     let limits = ["max_completion_tokens", "max_tokens"];
-    let mut limits = limits[usize::from(!chat)..].iter().map(|key| exchange.asked(key).as_u64());
+    let mut limits = limits[usize::from(!chat)..]
+        .iter()
+        .map(|key| exchange.asked(key).as_u64());
     let limit = limits.find_map(|limit| limit)?;
     if !reasons.all(|reason| reason == "length") {
         return None;
     }
     let expected = limit * choices_of(document).count() as u64;
     let used = exchange.used("completion_tokens")?;
-    unless(used == expected, || format!("{used} tokens instead of {expected}"))
+    unless(used == expected, || {
+        format!("{used} tokens instead of {expected}")
+    })
 }
 
 fn choices_are_counted(exchange: &Exchange) -> Option<String> {
     let document = exchange.generated().filter(|_| exchange.is_generation())?;
     let expected = exchange.asked("n").as_u64().unwrap_or(1) * exchange.prompts();
-    let indices: Vec<Option<u64>> = choices_of(document).map(|choice| choice["index"].as_u64()).collect();
+    let indices: Vec<Option<u64>> = choices_of(document)
+        .map(|choice| choice["index"].as_u64())
+        .collect();
     let wanted: Vec<Option<u64>> = (0..expected).map(Some).collect();
-    unless(indices == wanted, || format!("{indices:?} instead of {expected}"))
+    unless(indices == wanted, || {
+        format!("{indices:?} instead of {expected}")
+    })
 }
 
 fn cached_is_whole_blocks(exchange: &Exchange) -> Option<String> {
@@ -176,7 +231,9 @@ fn cached_is_whole_blocks(exchange: &Exchange) -> Option<String> {
     // Chat alone tells it.
     let created = created.as_u64().unwrap_or_default();
     let created_fits = created.is_multiple_of(BLOCK_SIZE) && cached + created <= prompt;
-    unless(fits && created_fits, || format!("{cached} and {created} of {prompt}"))
+    unless(fits && created_fits, || {
+        format!("{cached} and {created} of {prompt}")
+    })
 }
 
 fn decode_repeats_cached(exchange: &Exchange) -> Option<String> {
@@ -193,11 +250,24 @@ fn decode_repeats_cached(exchange: &Exchange) -> Option<String> {
 fn logprobs_are_counted(exchange: &Exchange) -> Option<String> {
     let document = exchange.generated()?;
     let prompt = exchange.used("prompt_tokens")?;
-    let echoed = if exchange.asked("echo") == true { prompt } else { 0 };
+    let echoed = if exchange.asked("echo") == true {
+        prompt
+    } else {
+        0
+    };
     for choice in choices_of(document) {
         let expected = choice["token_ids"].as_array().map(|ids| ids.len() as u64);
-        let lists = ["content", "tokens", "token_logprobs", "top_logprobs", "text_offset"];
-        for list in lists.iter().filter_map(|list| choice["logprobs"][list].as_array()) {
+        let lists = [
+            "content",
+            "tokens",
+            "token_logprobs",
+            "top_logprobs",
+            "text_offset",
+        ];
+        for list in lists
+            .iter()
+            .filter_map(|list| choice["logprobs"][list].as_array())
+        {
             let expected = expected.map(|expected| expected + echoed);
             if expected.is_some_and(|expected| list.len() as u64 != expected) {
                 return Some(format!("{} for {expected:?} tokens", list.len()));
@@ -248,18 +318,26 @@ fn ticket_keys(exchange: &Exchange) -> Option<String> {
     let told_hit = keys.contains(&"remote_prefill_cached_tokens");
     keys.retain(|key| *key != "remote_prefill_cached_tokens");
     let single = exchange.used("completion_tokens")? == choices_of(document).count() as u64;
-    unless(keys == TICKET_KEYS && told_hit == single, || ticket.to_string())
+    unless(keys == TICKET_KEYS && told_hit == single, || {
+        ticket.to_string()
+    })
 }
 
 fn ticket_blocks(exchange: &Exchange) -> Option<String> {
-    let ticket = exchange.answer.ticket().filter(|_| exchange.is_generation())?;
+    let ticket = exchange
+        .answer
+        .ticket()
+        .filter(|_| exchange.is_generation())?;
     let choices = choices_of(exchange.generated()?).count() as u64;
     let generated = exchange.used("completion_tokens")? / choices.max(1);
     // The last token was sampled, and nothing was computed from it.
     let computed = exchange.used("prompt_tokens")? + generated.saturating_sub(1);
     let told = ticket["remote_num_tokens"].as_u64();
     let groups = ticket["remote_block_ids"].as_array()?;
-    let sizes: Vec<usize> = groups.iter().map(|group| group.as_array().map_or(0, Vec::len)).collect();
+    let sizes: Vec<usize> = groups
+        .iter()
+        .map(|group| group.as_array().map_or(0, Vec::len))
+        .collect();
     let blocks = usize::try_from(computed.div_ceil(BLOCK_SIZE)).ok()?;
     unless(told == Some(computed) && sizes == [blocks], || {
         format!("{sizes:?} blocks and {told:?} tokens for {computed}")
@@ -274,7 +352,11 @@ fn ticket_id(exchange: &Exchange) -> Option<String> {
     let id = document["id"].as_str()?;
     let chat = exchange.request.path.ends_with("/chat/completions");
     let part = if chat { "-" } else { "-0-" };
-    let suffix = own.strip_prefix(id).and_then(|rest| rest.strip_prefix(part));
-    let random = suffix.is_some_and(|suffix| suffix.len() == 8 && suffix.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let suffix = own
+        .strip_prefix(id)
+        .and_then(|rest| rest.strip_prefix(part));
+    let random = suffix.is_some_and(|suffix| {
+        suffix.len() == 8 && suffix.bytes().all(|byte| byte.is_ascii_hexdigit())
+    });
     unless(random, || format!("{told} for {id}"))
 }

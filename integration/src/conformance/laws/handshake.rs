@@ -31,7 +31,10 @@ pub fn broken(payload: &Value) -> Vec<Broken> {
         broken.push(("every region is described", format!("{lengths:?}")));
     }
     let blob = metadata["agent_metadata"].as_str().unwrap_or_default();
-    let blob = blob.strip_prefix("hex:").and_then(wire::unhex).unwrap_or_default();
+    let blob = blob
+        .strip_prefix("hex:")
+        .and_then(wire::unhex)
+        .unwrap_or_default();
     if agent_name(&blob).is_none() {
         let what = format!("{} bytes", blob.len());
         broken.push(("the agent's description begins with its name", what));

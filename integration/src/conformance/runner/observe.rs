@@ -14,8 +14,8 @@ use crate::conformance::laws::{event_log, handshake, metrics_page};
 use crate::conformance::mask;
 use crate::conformance::metrics::{Page, family_of};
 use crate::conformance::shape::{self, Difference};
-use crate::conformance::target::{self, Role, Setup};
 use crate::conformance::socket;
+use crate::conformance::target::{self, Role, Setup};
 
 /// Events and counters follow the answer they belong to within this.
 const FOLLOW_BOUND: Duration = Duration::from_secs(10);
@@ -74,7 +74,10 @@ impl Runner<'_> {
     }
 
     pub(super) fn grew(&mut self, name: &str) -> Result<(), Stop> {
-        let (prefill, decode) = self.counters.take().ok_or_else(|| "nothing was counted".to_owned())?;
+        let (prefill, decode) = self
+            .counters
+            .take()
+            .ok_or_else(|| "nothing was counted".to_owned())?;
         for (role, before) in [(Role::Prefill, prefill), (Role::Decode, decode)] {
             let recorded = &GROWTH[name][role.name()];
             let after = self.settled(role)?;
@@ -90,7 +93,8 @@ impl Runner<'_> {
                 } else {
                     then.map(|value| value.to_bits()) == now.map(|value| value.to_bits())
                 };
-                let difference = Difference::new(counter, format!("grew by {now:?} instead of {then:?}"));
+                let difference =
+                    Difference::new(counter, format!("grew by {now:?} instead of {then:?}"));
                 let known = self.found.contains(&difference.clone().of(role.name()));
                 if !same && !known {
                     self.found.push(difference.of(role.name()));
@@ -104,7 +108,10 @@ impl Runner<'_> {
         let recorded = recorded_page(name).ok_or_else(|| format!("no page {name}"))?;
         let seen = self.page(role)?;
         self.break_laws(name, metrics_page::broken(&seen));
-        let families = recorded.kinds.iter().filter(|(family, _)| !mask::is_family_masked(family));
+        let families = recorded
+            .kinds
+            .iter()
+            .filter(|(family, _)| !mask::is_family_masked(family));
         for (family, kind) in families {
             self.checked += 1;
             if seen.kinds.get(family) != Some(kind) {
@@ -118,11 +125,17 @@ impl Runner<'_> {
                 self.found.push(Difference::new(family.as_str(), what));
             }
         }
-        let strange = seen.samples.keys().map(|sample| sample.split('{').next().unwrap_or_default());
+        let strange = seen
+            .samples
+            .keys()
+            .map(|sample| sample.split('{').next().unwrap_or_default());
         let strange = strange.filter(|name| !seen.kinds.contains_key(family_of(name)));
-        let strange: Vec<&str> = strange.filter(|name| !seen.kinds.contains_key(*name)).collect();
+        let strange: Vec<&str> = strange
+            .filter(|name| !seen.kinds.contains_key(*name))
+            .collect();
         if let Some(first) = strange.first() {
-            self.found.push(Difference::new(*first, "a sample without a type"));
+            self.found
+                .push(Difference::new(*first, "a sample without a type"));
         }
         Ok(())
     }
@@ -131,10 +144,14 @@ impl Runner<'_> {
     fn replayed(&mut self, role: Role, batches: usize) -> Result<Vec<Batch>, Stop> {
         let place = self.engine(role)?;
         let (_, replay) = target::event_sockets(&place.base, 0)?;
-        let log = http::until(&format!("{batches} batches are replayed"), FOLLOW_BOUND, || {
-            let log = socket::replay(&replay, 0).ok()?;
-            (log.len() >= batches).then_some(log)
-        });
+        let log = http::until(
+            &format!("{batches} batches are replayed"),
+            FOLLOW_BOUND,
+            || {
+                let log = socket::replay(&replay, 0).ok()?;
+                (log.len() >= batches).then_some(log)
+            },
+        );
         match log {
             Ok(log) => Ok(log),
             // What is missing is told by the comparison.
@@ -149,17 +166,27 @@ impl Runner<'_> {
         let sequences = self.sequences.get(&role).cloned().unwrap_or_default();
         let nobody = event_log::blocks_lie_on(&seen, &sequences);
         let law = "a stored block is of a prompt or of what was generated";
-        self.break_laws(role.name(), nobody.into_iter().map(|what| (law, what)).collect());
+        self.break_laws(
+            role.name(),
+            nobody.into_iter().map(|what| (law, what)).collect(),
+        );
         if self.case.setup == Setup::Ranks {
             let wrong = event_log::hashes_can_be_computed(&seen);
             let law = "hashes can be computed from tokens";
-            self.break_laws(role.name(), wrong.into_iter().map(|what| (law, what)).collect());
+            self.break_laws(
+                role.name(),
+                wrong.into_iter().map(|what| (law, what)).collect(),
+            );
         }
         let recorded = &events::recorded()[log.name][0];
         self.checked += log.batches;
         let recorded = &recorded[..log.batches.min(recorded.len())];
         let differences = events::compare(recorded, &seen, log.hashes);
-        self.found.extend(differences.into_iter().map(|difference| difference.of(log.name)));
+        self.found.extend(
+            differences
+                .into_iter()
+                .map(|difference| difference.of(log.name)),
+        );
         Ok(())
     }
 
@@ -170,7 +197,11 @@ impl Runner<'_> {
         for exchange in socket::recorded_replays() {
             self.checked += 1;
             let differences = socket::compare_replay(&endpoint, &exchange, &log)?;
-            self.found.extend(differences.into_iter().map(|difference| difference.of(&exchange.label)));
+            self.found.extend(
+                differences
+                    .into_iter()
+                    .map(|difference| difference.of(&exchange.label)),
+            );
         }
         Ok(())
     }
@@ -182,7 +213,11 @@ impl Runner<'_> {
         for number in 0..HEARD_WITHIN {
             let prompt: Vec<u64> = (0..40).map(|at| 50 + (at * 11 + number) % 900).collect();
             let body = json!({"model": self.fresh.model, "prompt": prompt, "max_tokens": 1, "temperature": 0});
-            self.send(role, &Request::post("/v1/completions", body), "a new prompt")?;
+            self.send(
+                role,
+                &Request::post("/v1/completions", body),
+                "a new prompt",
+            )?;
             let Some(heard) = subscription.next()? else {
                 continue;
             };
@@ -205,12 +240,19 @@ impl Runner<'_> {
         let (recorded, told) = (json!({"handshake": recorded}), json!({"handshake": seen}));
         self.found.extend(shape::documents(&recorded, &told, &[]));
         self.break_laws(role.name(), handshake::broken(&seen));
-        let peer = if role == Role::Prefill { Role::Decode } else { Role::Prefill };
+        let peer = if role == Role::Prefill {
+            Role::Decode
+        } else {
+            Role::Prefill
+        };
         let hash = |payload: &Value| payload["compatibility_hash"].clone();
         let peer = hash(&self.shaken(peer)?);
         if peer != hash(&seen) {
             let what = format!("{peer} and {}", hash(&seen));
-            self.found.push(Difference::new("law: a pair has one compatibility hash", what));
+            self.found.push(Difference::new(
+                "law: a pair has one compatibility hash",
+                what,
+            ));
         }
         Ok(())
     }

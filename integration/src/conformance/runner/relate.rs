@@ -65,7 +65,9 @@ impl Runner<'_> {
         if first.is_some() && first != second {
             return Ok(());
         }
-        Err(Stop::Fail(format!("{one} and {other} must differ: {first:?}, {second:?}")))
+        Err(Stop::Fail(format!(
+            "{one} and {other} must differ: {first:?}, {second:?}"
+        )))
     }
 
     pub(super) fn wrong(&mut self, recording: &'static Recording) -> Result<(), Stop> {
@@ -82,6 +84,8 @@ impl Runner<'_> {
             return Ok(());
         }
         let name = &recording.name;
-        Err(Stop::Fail(format!("{name} must be wrong: {told:?}, right is {right:?}")))
+        Err(Stop::Fail(format!(
+            "{name} must be wrong: {told:?}, right is {right:?}"
+        )))
     }
 }

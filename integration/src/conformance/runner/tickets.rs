@@ -57,7 +57,11 @@ pub(super) fn plain(fresh: &Fresh, recording: &Recording, part: Part) -> Request
         cut(ids, part);
     }
     let chat = body.get("messages").is_some();
-    let path = if chat { "/v1/chat/completions" } else { "/v1/completions" };
+    let path = if chat {
+        "/v1/chat/completions"
+    } else {
+        "/v1/completions"
+    };
     Request::post(path, body)
 }
 
@@ -82,11 +86,14 @@ impl Runner<'_> {
     pub(super) fn prefill(&mut self, recording: &Recording, part: Part) -> Result<(), Stop> {
         let mut request = plain(&self.fresh, recording, part);
         if let Some(body) = &mut request.body {
-            body["kv_transfer_params"] = json!({"do_remote_decode": true, "do_remote_prefill": false});
+            body["kv_transfer_params"] =
+                json!({"do_remote_decode": true, "do_remote_prefill": false});
         }
         let answer = self.send(Role::Prefill, &request, "prefill")?;
         expect_ok("prefill", &answer)?;
-        let ticket = answer.ticket().ok_or_else(|| "prefill gave no ticket".to_owned())?;
+        let ticket = answer
+            .ticket()
+            .ok_or_else(|| "prefill gave no ticket".to_owned())?;
         self.fresh.ticket = ticket.clone();
         Ok(())
     }
@@ -97,14 +104,19 @@ impl Runner<'_> {
         request.headers.insert("X-Request-Id".to_owned(), own);
         let answer = self.send(Role::Prefill, &request, "prefill")?;
         expect_ok("prefill", &answer)?;
-        let ticket = answer.ticket().ok_or_else(|| "prefill gave no ticket".to_owned())?;
+        let ticket = answer
+            .ticket()
+            .ok_or_else(|| "prefill gave no ticket".to_owned())?;
         self.fresh.ticket = ticket.clone();
         Ok(())
     }
 
     /// A fresh id in place of a recorded one, of the same length.
     fn name(&mut self, recorded: &str) -> String {
-        let own: String = baton_daemon::fresh::hex_id().chars().take(recorded.len()).collect();
+        let own: String = baton_daemon::fresh::hex_id()
+            .chars()
+            .take(recorded.len())
+            .collect();
         self.fresh.ids.insert(recorded.to_owned(), own.clone());
         own
     }
@@ -116,13 +128,18 @@ impl Runner<'_> {
                 ticket.as_object_mut().and_then(|ticket| ticket.remove(key));
             }
             TicketChange::OutOfRange => {
-                for id in ticket["remote_block_ids"][0].as_array_mut().into_iter().flatten() {
+                for id in ticket["remote_block_ids"][0]
+                    .as_array_mut()
+                    .into_iter()
+                    .flatten()
+                {
                     *id = (FAR + id.as_u64().unwrap_or_default()).into();
                 }
             }
             TicketChange::TooFewBlocks => {
                 let ids = ticket["remote_block_ids"][0].as_array_mut();
-                ids.ok_or_else(|| "the ticket has no blocks".to_owned())?.truncate(2);
+                ids.ok_or_else(|| "the ticket has no blocks".to_owned())?
+                    .truncate(2);
             }
             TicketChange::UnknownRequest => {
                 ticket["remote_request_id"] = "cmpl-does-not-exist".into();
@@ -147,7 +164,9 @@ impl Runner<'_> {
             }
             let answer = self.send(Role::Aggregated, &request, "learn")?;
             let said = answer.texts().into_iter().next().unwrap_or_default();
-            let first = answer.tokens().and_then(|choices| choices.first()?.first().copied());
+            let first = answer
+                .tokens()
+                .and_then(|choices| choices.first()?.first().copied());
             let whole = !said.trim().is_empty() && !said.contains(char::REPLACEMENT_CHARACTER);
             if let Some(first) = first.filter(|_| whole) {
                 let longer = json!(format!("{text}zz")).to_string();
@@ -172,7 +191,9 @@ impl Runner<'_> {
             .and_then(|blocks| blocks.parse().ok())
             .ok_or_else(|| "the metrics do not tell the number of blocks".to_owned())?;
         for number in 0..=blocks / (FILLING / super::laws::BLOCK_SIZE) {
-            let prompt: Vec<u64> = (0..FILLING).map(|at| 50 + (at * 7 + number) % 900).collect();
+            let prompt: Vec<u64> = (0..FILLING)
+                .map(|at| 50 + (at * 7 + number) % 900)
+                .collect();
             let body = json!({"model": self.fresh.model, "prompt": prompt, "max_tokens": 1,
                 "cache_salt": super::salt("overwrite")});
             let answer = self.send(role, &Request::post("/v1/completions", body), "overwrite")?;
@@ -196,7 +217,12 @@ impl Runner<'_> {
         let recorded = recording::named(prefill);
         let role = role_of(recorded.source);
         let place = self.engine(role)?;
-        let id = recorded.headers.values().next().cloned().unwrap_or_default();
+        let id = recorded
+            .headers
+            .values()
+            .next()
+            .cloned()
+            .unwrap_or_default();
         for attempt in 1..=INTERRUPTS {
             self.fresh.salt = Some(super::salt(prefill));
             self.name(&id);

@@ -66,14 +66,24 @@ impl Setup {
         set("--num-gpu-blocks-override", blocks);
         set("--max-num-seqs", "8");
         set("--max-num-batched-tokens", "512");
-        set("--kv-events-config", &self.events(role, sockets).to_string());
+        set(
+            "--kv-events-config",
+            &self.events(role, sockets).to_string(),
+        );
         if let Some(config) = self.transfer(role, number) {
             set("--kv-transfer-config", &config.to_string());
         }
         match self {
             Self::Split => {
                 set("--tool-call-parser", "hermes");
-                flags.extend(["--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--enable-scale-out"].map(str::to_owned));
+                flags.extend(
+                    [
+                        "--enable-auto-tool-choice",
+                        "--enable-prompt-tokens-details",
+                        "--enable-scale-out",
+                    ]
+                    .map(str::to_owned),
+                );
             }
             Self::Ranks => {
                 set("--data-parallel-size", "2");
@@ -83,7 +93,14 @@ impl Setup {
                 let adapter = adapter.ok_or("needs a LoRA adapter for the target's model")?;
                 set("--lora-modules", &format!("ada={}", adapter.display()));
                 set("--max-lora-rank", "8");
-                flags.extend(["--enable-lora", "--enable-prompt-tokens-details", "--enable-scale-out"].map(str::to_owned));
+                flags.extend(
+                    [
+                        "--enable-lora",
+                        "--enable-prompt-tokens-details",
+                        "--enable-scale-out",
+                    ]
+                    .map(str::to_owned),
+                );
             }
             Self::First | Self::Recompute | Self::ShortLease | Self::SmallCache => {}
         }
@@ -92,10 +109,15 @@ impl Setup {
 
     pub(super) fn environment(self) -> Vec<(String, String)> {
         let whole = matches!(self, Self::Ranks | Self::Lora);
-        let hashes = ("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", if whole { "0" } else { "1" });
+        let hashes = (
+            "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
+            if whole { "0" } else { "1" },
+        );
         // Cache resets.
         let development = ("VLLM_SERVER_DEV_MODE", "1");
-        [hashes, development].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+        [hashes, development]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into()
     }
 
     fn events(self, role: Role, sockets: &Sockets) -> Value {
@@ -137,7 +159,11 @@ impl Setup {
             Self::ShortLease => 2,
             _ => 30,
         };
-        let policy = if self == Self::Recompute { "recompute" } else { "fail" };
+        let policy = if self == Self::Recompute {
+            "recompute"
+        } else {
+            "fail"
+        };
         Some(json!({
             "kv_connector": "NixlConnector",
             "kv_role": role_name,
@@ -161,7 +187,10 @@ fn two_ports() -> (String, String) {
             last = next;
         }
     };
-    (format!("tcp://*:{}", pair()), format!("tcp://127.0.0.1:{}", pair()))
+    (
+        format!("tcp://*:{}", pair()),
+        format!("tcp://127.0.0.1:{}", pair()),
+    )
 }
 
 /// Gives a command line another `engine_id`.

@@ -348,9 +348,13 @@ impl Answer<'_> {
 /// Puts the logprobs of a prompt before those of the answer. Nothing comes before the first token, so it has none.
 fn prepend(logprobs: &mut Value, prompt: &[u32], pieces: &[String]) {
     let mut offset = 0;
-    let mut before = json!({"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []});
+    let mut before =
+        json!({"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []});
     let mut put = |list: &str, value: Value| {
-        before[list].as_array_mut().into_iter().for_each(|list| list.push(value.clone()));
+        before[list]
+            .as_array_mut()
+            .into_iter()
+            .for_each(|list| list.push(value.clone()));
     };
     for (at, (token, piece)) in prompt.iter().zip(pieces).enumerate() {
         let known = at > 0;
@@ -364,10 +368,13 @@ fn prepend(logprobs: &mut Value, prompt: &[u32], pieces: &[String]) {
     for (list, values) in logprobs.as_object_mut().into_iter().flatten() {
         let mut values = values.as_array().cloned().unwrap_or_default();
         if list == "text_offset" {
-            values.iter_mut().for_each(|at| *at = (at.as_u64().unwrap_or(0) + offset as u64).into());
+            for at in &mut values {
+                *at = (at.as_u64().unwrap_or(0) + offset as u64).into();
+            }
         }
-        let before = before[list].as_array_mut();
-        before.into_iter().for_each(|before| before.append(&mut values));
+        if let Some(before) = before[list].as_array_mut() {
+            before.append(&mut values);
+        }
     }
     *logprobs = before;
 }
@@ -377,7 +384,8 @@ fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(object) => {
             let told = object.into_iter().filter(|(_, value)| !value.is_null());
-            told.map(|(key, value)| (key, without_nulls(value))).collect()
+            told.map(|(key, value)| (key, without_nulls(value)))
+                .collect()
         }
         other => other,
     }

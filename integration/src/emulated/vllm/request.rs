@@ -204,7 +204,9 @@ fn invalid_prompt(prompt: &Value) -> Refused {
     let list = ("list_type", "Input should be a valid list");
     let text = ("string_type", "Input should be a valid string");
     let errors = [list, list, text, list].map(|(kind, message)| {
-        format!("\n  {{'type': '{kind}', 'loc': 'body.prompt', 'msg': '{message}', 'input': {input}}}")
+        format!(
+            "\n  {{'type': '{kind}', 'loc': 'body.prompt', 'msg': '{message}', 'input': {input}}}"
+        )
     });
     let message = format!("4 validation errors:{}", errors.concat());
     Refused {

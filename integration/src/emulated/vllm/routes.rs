@@ -65,8 +65,7 @@ pub(super) async fn route(
             | "/inference/v1/generate"
             | "/v1/completions/render"
             | "/v1/chat/completions/render",
-        ) if !engine.config().scale_out =>
-        {
+        ) if !engine.config().scale_out => {
             let message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.";
             let body = answers::error(403, "PermissionDeniedError", message, None);
             connection.json(403, &body).await
