@@ -75,19 +75,25 @@ pub fn run(
         .filter(|case| wanted(case))
         .collect();
     for (number, case) in cases.iter().enumerate() {
-        let started = Instant::now();
-        let outcome = Runner::new(target, case).run();
+        let report = run_case(target, case);
         let next = cases.get(number + 1);
         if next.is_none_or(|next| next.setup != case.setup) {
             target.end(case.setup);
         }
-        let report = CaseReport {
-            name: case.name.clone(),
-            outcome,
-            seconds: started.elapsed().as_secs_f64(),
-        };
         told(&report);
         reports.push(report);
     }
     reports
+}
+
+/// Runs one case against a target.
+pub fn run_case(target: &mut Target, case: &Case) -> CaseReport {
+    let started = Instant::now();
+    target.begin(&case.name);
+    let outcome = Runner::new(target, case).run();
+    CaseReport {
+        name: case.name.clone(),
+        outcome,
+        seconds: started.elapsed().as_secs_f64(),
+    }
 }

@@ -138,7 +138,7 @@ async fn decode_gets_slower_with_the_batch_and_prefill_shares_its_steps() {
     assert_eq!(tokens.len(), 1);
     let measured = rank.take_measured();
     let steps = measured.iter().filter_map(|measured| match measured {
-        Measured::Step(tokens) => Some(*tokens),
+        Measured::Step { computed, .. } => Some(*computed),
         _ => None,
     });
     assert_eq!(steps.max(), Some(20), "no step exceeds its budget");

@@ -1,4 +1,5 @@
-//! Runs one of the Python clients in `integration/engines/*/e2e` and reads the events that it prints.
+//! Runs a program that checks something, such as the Python clients in `integration/engines/*/e2e`, and reads the events
+//! that it prints.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -25,6 +26,8 @@ pub(crate) enum Event {
     Progress { done: u64, total: u64 },
     /// Something that must hold, and whether it does.
     Check(Check),
+    /// Something that was not looked at.
+    Skipped(Skipped),
     /// A number worth keeping.
     Figure(Figure),
     /// A chat of the demo.
@@ -38,6 +41,13 @@ pub(crate) struct Check {
     pub(crate) ok: bool,
     #[serde(default)]
     pub(crate) detail: String,
+}
+
+/// Something that was not looked at, and why.
+#[derive(Clone, Deserialize, Serialize)]
+pub(crate) struct Skipped {
+    pub(crate) name: String,
+    pub(crate) reason: String,
 }
 
 /// A number worth keeping.
@@ -66,6 +76,7 @@ pub(crate) struct Chat {
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) checks: Vec<Check>,
+    pub(crate) skipped: Vec<Skipped>,
     pub(crate) figures: Vec<Figure>,
     pub(crate) chats: Vec<Chat>,
 }
@@ -79,16 +90,21 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts `script` with a title for its progress.
+    /// Starts the Python client `script` with a title for its progress.
     pub(crate) fn start(
         title: &str,
         python: &Path,
         script: &Path,
         arguments: &[String],
     ) -> Result<Self> {
-        let mut child = Command::new(python)
-            .arg(script)
-            .args(arguments)
+        let mut command = Command::new(python);
+        command.arg(script).args(arguments);
+        Self::start_program(title, &mut command)
+    }
+
+    /// Starts any program that prints events, with a title for its progress.
+    pub(crate) fn start_program(title: &str, command: &mut Command) -> Result<Self> {
+        let mut child = command
             // No proxy of the environment is reachable from here, and no bytecode belongs in the source tree.
             .env("NO_PROXY", "127.0.0.1")
             .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -96,7 +112,7 @@ impl Client {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("could not start {}", script.display()))?;
+            .with_context(|| format!("could not start {}", command.get_program().display()))?;
         let output = child.stdout.take().context("the client has no output")?;
         let mut error_output = child
             .stderr
@@ -173,6 +189,7 @@ fn read_events(lines: impl BufRead, mut progress: Progress, done: &AtomicU64) ->
                 progress.at(now, total, "");
             }
             Event::Check(check) => outcome.checks.push(check),
+            Event::Skipped(skipped) => outcome.skipped.push(skipped),
             Event::Figure(figure) => outcome.figures.push(figure),
             Event::Chat(chat) => outcome.chats.push(chat),
         }

@@ -312,6 +312,16 @@ impl Cluster {
             .collect()
     }
 
+    /// The engine that runs here.
+    pub(crate) fn installation(&self) -> &Installation {
+        &self.installation
+    }
+
+    /// Where logs are.
+    pub(crate) fn logs(&self) -> &Path {
+        &self.logs
+    }
+
     /// The Python with the official client.
     pub(crate) fn python(&self) -> PathBuf {
         self.installation.python()

@@ -32,6 +32,13 @@ const LOAD_BOUND: Duration = Duration::from_mins(2);
 
 /// Sends tampered tickets to sidecars; a part of the integration crate.
 const TICKET_PROBE: &str = "baton-ticket-probe";
+/// Compares engines with recordings; a part of the integration crate.
+const CONFORMANCE: &str = "baton-conformance";
+
+/// Cases for which the whole proof launches an engine of their own: one that is killed by a request, and one that must
+/// evict.
+const LAUNCHED_CASES: [&str; 2] = ["err_do_remote_prefill_without_blocks", "events_evictions"];
+
 const PROBE_BOUND: Duration = Duration::from_mins(3);
 
 /// Runs the whole proof, or its short cut.
@@ -89,6 +96,7 @@ impl Run<'_> {
         self.step("surface", |run| {
             run.client("OpenAI surface", "surface.py", &reference_arguments())
         })?;
+        self.step("conformance", Self::conformance)?;
         self.step("equality", Self::equality)?;
         self.step("tampered tickets", Self::tampered_tickets)?;
         self.step("refusals", Self::refusals)?;
@@ -124,6 +132,30 @@ impl Run<'_> {
         } else {
             vec![DECODE_0, DECODE_1]
         }
+    }
+
+    /// The engines against the recordings that the emulated engine is measured by. Engines of other flags, and one that
+    /// dies, are launched in the whole proof only.
+    fn conformance(&mut self) -> Result<Outcome> {
+        let mut suite = Command::new(workspace::release_binary(CONFORMANCE));
+        suite.args(["--json", "--model", MODEL]);
+        for (role, engine) in [("prefill", PREFILL_0), ("decode", DECODE_0)] {
+            suite.args([&format!("--{role}"), &engine.url()]);
+            let side_channel = format!("127.0.0.1:{}", engine.side_channel);
+            suite.args([&format!("--{role}-side-channel"), &side_channel]);
+        }
+        suite.args(["--aggregated", &AGGREGATED.url()]);
+        if !self.args.smoke {
+            for case in LAUNCHED_CASES {
+                suite.args(["--launch-for", case]);
+            }
+            suite.arg("--logs").arg(self.cluster.logs());
+            suite.envs(self.cluster.installation().environment(&AGGREGATED));
+            suite
+                .arg("--")
+                .args(self.cluster.installation().bare_command());
+        }
+        Client::start_program("conformance", &mut suite)?.finish()
     }
 
     /// Split answers against the aggregated engine's.

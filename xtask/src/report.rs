@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::client::{Check, Figure, Outcome};
+use crate::client::{Check, Figure, Outcome, Skipped};
 
 /// All steps of a run, in order.
 #[derive(Default, Serialize)]
@@ -21,6 +21,7 @@ struct Step {
     seconds: f64,
     error: Option<String>,
     checks: Vec<Check>,
+    skipped: Vec<Skipped>,
     figures: Vec<Figure>,
 }
 
@@ -32,13 +33,17 @@ impl Report {
             Err(error) => (Outcome::default(), Some(format!("{error:#}"))),
         };
         let Outcome {
-            checks, figures, ..
+            checks,
+            skipped,
+            figures,
+            ..
         } = outcome;
         self.steps.push(Step {
             name,
             seconds: took.as_secs_f64(),
             error,
             checks,
+            skipped,
             figures,
         });
     }
@@ -78,6 +83,9 @@ impl Step {
             let verdict = if *ok { "ok    " } else { "FAILED" };
             let separator = if detail.is_empty() { "" } else { ": " };
             println!("  {verdict} {name}{separator}{detail}");
+        }
+        for Skipped { name, reason } in &self.skipped {
+            println!("  skipped {name}: {reason}");
         }
         for Figure { name, value, unit } in &self.figures {
             println!("         {name}: {value} {unit}");

@@ -50,9 +50,12 @@ struct Args {
     /// A LoRA adapter for the model; without one, the cases about adapters are skipped.
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// Launch at most so many engines; cases that need more are skipped.
-    #[arg(long, value_name = "N")]
-    launch_at_most: Option<usize>,
+    /// Launch engines for this case only; repeatable. Others that need one are skipped.
+    #[arg(long, value_name = "CASE")]
+    launch_for: Vec<String>,
+    /// Where the logs of launched engines go [default: a temporary folder, kept if something differs].
+    #[arg(long, value_name = "DIR")]
+    logs: Option<PathBuf>,
     /// An engine that is launched is ready within this.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     boot_bound: u64,
@@ -91,7 +94,9 @@ fn run(args: &Args) -> Result<bool> {
     };
     let wanted: Vec<Case> = cases::all().into_iter().filter(wanted).collect();
     if args.list {
-        wanted.iter().for_each(|case| println!("{}", case.name));
+        for case in &wanted {
+            println!("{}", case.name);
+        }
         return Ok(true);
     }
     ensure!(
@@ -109,7 +114,7 @@ fn run(args: &Args) -> Result<bool> {
     );
     screen.finish(&reports);
     let held = reports.iter().all(CaseReport::held);
-    if !held {
+    if !held && args.logs.is_none() && !args.command.is_empty() {
         drop(target);
         let kept = directory.keep();
         eprintln!("logs of launched engines are in {}", kept.display());
@@ -150,9 +155,10 @@ fn target(args: &Args, directory: PathBuf) -> Result<Target> {
         words: args.command.clone(),
         environment: Vec::new(),
         adapter: args.adapter.clone(),
-        directory,
+        logs: args.logs.clone().unwrap_or_else(|| directory.clone()),
+        sockets: directory,
         boot_bound: Duration::from_secs(args.boot_bound),
-        most: args.launch_at_most,
+        only_for: (!args.launch_for.is_empty()).then(|| args.launch_for.clone()),
     });
     Ok(Target::new(&args.model, running, launcher))
 }
@@ -188,16 +194,11 @@ impl Screen {
         self.bar.inc(1);
         self.bar.set_message(report.name.clone());
         if self.json {
-            self.print(&json!({"event": "progress", "done": self.done, "total": self.total}));
-            self.print(&event(report));
+            print(&json!({"event": "progress", "done": self.done, "total": self.total}));
+            print(&event(report));
         } else {
             self.bar.suspend(|| println!("{}", line(report)));
         }
-    }
-
-    fn print(&self, event: &Value) {
-        // A reader that has gone is told by the exit status.
-        let _ = writeln!(io::stdout(), "{event}");
     }
 
     fn finish(&self, reports: &[CaseReport]) {
@@ -212,6 +213,11 @@ impl Screen {
         let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
         println!("{conform} cases conform, {differ} differ, {skipped} were skipped");
     }
+}
+
+fn print(event: &Value) {
+    // A reader that has gone is told by the exit status.
+    let _ = writeln!(io::stdout(), "{event}");
 }
 
 fn event(report: &CaseReport) -> Value {

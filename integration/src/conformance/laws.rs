@@ -7,6 +7,8 @@ pub mod event_log;
 pub mod exchange;
 pub mod handshake;
 pub mod metrics_page;
+#[cfg(test)]
+mod tests;
 
 /// Tokens per KV block, of everything that was recorded.
 pub const BLOCK_SIZE: u64 = 32;

@@ -203,14 +203,25 @@ impl<'a> Runner<'a> {
         };
         self.checked += exchange::LAWS.len();
         self.break_laws(label, exchange::broken(&exchange));
-        let prompt = prompt_of(request).or_else(|| told_prompt(answer));
-        if let Some(mut sequence) = prompt {
-            let generated = answer
-                .tokens()
-                .and_then(|choices| choices.into_iter().next());
-            sequence.extend(generated.unwrap_or_default());
-            self.sequences.entry(role).or_default().push(sequence);
+        // The logs of engines that others use too are not looked at.
+        if !self.case.salted {
+            self.remember(role, request, answer);
         }
+    }
+
+    /// Remembers what the engine's event log may tell of.
+    fn remember(&mut self, role: Role, request: &Request, answer: &Answer) {
+        let mut sequences = prompts_of(request);
+        if sequences.is_empty() {
+            let asked = fresh::tokenize_body(request);
+            let tokens = asked.and_then(|body| self.tokenized(role, body).ok());
+            sequences.extend(tokens.filter(|tokens| !tokens.is_empty()));
+        }
+        let generated = answer.tokens().unwrap_or_default();
+        for (sequence, generated) in sequences.iter_mut().zip(generated) {
+            sequence.extend(generated);
+        }
+        self.sequences.entry(role).or_default().extend(sequences);
     }
 
     fn break_laws(&mut self, label: &str, broken: Vec<laws::Broken>) {
@@ -300,10 +311,9 @@ impl<'a> Runner<'a> {
 
     fn tokenized(&mut self, role: Role, body: Value) -> Result<Vec<u64>, Stop> {
         let place = self.engine(role)?;
-        let answer = match http::ask(&place.base, &Request::post("/tokenize", body)) {
-            Ok(answer) => answer,
-            // An engine that has just died cannot say; its peers could, but its answer has no count in it.
-            Err(_) => return Ok(TOKENIZED.1.to_vec()),
+        let Ok(answer) = http::ask(&place.base, &Request::post("/tokenize", body)) else {
+            // An engine that has just died cannot say, and its last answer has no count in it.
+            return Ok(TOKENIZED.1.to_vec());
         };
         let tokens = answer.json().map(|document| &document["tokens"]);
         let tokens = tokens.and_then(Value::as_array).into_iter().flatten();
@@ -392,22 +402,15 @@ fn salt(case: &str) -> String {
     format!("{case}-{}", baton_daemon::fresh::hex_id())
 }
 
-/// A prompt of token ids.
-fn prompt_of(request: &Request) -> Option<Vec<u64>> {
-    let prompt = request.body.as_ref()?["prompt"].as_array()?;
-    prompt.iter().map(Value::as_u64).collect()
-}
-
-/// The prompt that an answer repeats.
-fn told_prompt(answer: &Answer) -> Option<Vec<u64>> {
-    let documents = answer.documents();
-    let first = documents.first()?;
-    let told = [
-        &first["prompt_token_ids"],
-        &first["choices"][0]["prompt_token_ids"],
-    ];
-    let told = told.iter().find_map(|ids| ids.as_array())?;
-    told.iter().map(Value::as_u64).collect()
+/// The prompts of token ids.
+fn prompts_of(request: &Request) -> Vec<Vec<u64>> {
+    let prompt = request.body.as_ref().map(|body| &body["prompt"]);
+    let ids = |value: &Value| -> Option<Vec<u64>> {
+        value.as_array()?.iter().map(Value::as_u64).collect()
+    };
+    let several = || prompt?.as_array()?.iter().map(ids).collect();
+    let one = prompt.and_then(ids).map(|prompt| vec![prompt]);
+    one.or_else(several).unwrap_or_default()
 }
 
 /// What makes two prompts the same to a cache.

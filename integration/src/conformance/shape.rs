@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 use super::answer::{Answer, Body, Frame};
 use super::mask::{self, Part, Rule, When};
 
+#[cfg(test)]
+mod tests;
+
 /// Something that is not as it was recorded, or a law that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Difference {
@@ -27,6 +30,7 @@ impl Difference {
     }
 
     /// The same difference, in this exchange.
+    #[must_use]
     pub fn of(self, exchange: &str) -> Self {
         Self {
             at: format!("{exchange}: {}", self.at),
@@ -133,8 +137,9 @@ impl<'a> Comparison<'a> {
     fn values(&mut self, recorded: &Value, seen: &Value) {
         let rule = mask::mask_for(&self.path, self.circumstances).map(|mask| mask.rule);
         match (rule, recorded, seen) {
-            (Some(Rule::Ignored), _, _) | (_, Value::Null, Value::Null) => {}
-            (Some(Rule::Text), Value::String(_), Value::String(_))
+            (Some(Rule::Ignored), _, _)
+            | (_, Value::Null, Value::Null)
+            | (Some(Rule::Text), Value::String(_), Value::String(_))
             | (Some(Rule::Number), Value::Number(_), Value::Number(_)) => {}
             (Some(Rule::SameShape), Value::String(a), Value::String(b)) if shape(a) == shape(b) => {
             }
@@ -305,7 +310,7 @@ fn shape(text: &str) -> String {
     while let Some(first) = rest.chars().next() {
         let run = rest.bytes().take_while(u8::is_ascii_hexdigit).count();
         if run >= RANDOM_RUN {
-            shape.push_str(&format!("<{run}>"));
+            shape.extend(["<", &run.to_string(), ">"]);
             rest = &rest[run..];
         } else {
             let length = run.max(first.len_utf8());

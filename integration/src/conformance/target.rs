@@ -72,12 +72,14 @@ pub struct Launcher {
     pub environment: Vec<(String, String)>,
     /// A LoRA adapter that the model takes, if there is one.
     pub adapter: Option<PathBuf>,
-    /// Where logs and sockets go. A short path: that of a socket may have 107 bytes.
-    pub directory: PathBuf,
+    /// Where sockets go. A short path: that of a socket may have 107 bytes.
+    pub sockets: PathBuf,
+    /// Where logs go.
+    pub logs: PathBuf,
     /// Booting takes at most this long.
     pub boot_bound: Duration,
-    /// At most so many engines are launched; cases that need more are skipped.
-    pub most: Option<usize>,
+    /// The only cases that engines are launched for; `None` for all.
+    pub only_for: Option<Vec<String>>,
 }
 
 /// A running process of a launcher.
@@ -208,6 +210,7 @@ pub struct Target {
     launcher: Option<Launcher>,
     launched: BTreeMap<(Setup, Role), Launched>,
     launches: usize,
+    case: String,
 }
 
 impl Target {
@@ -219,7 +222,13 @@ impl Target {
             launcher,
             launched: BTreeMap::new(),
             launches: 0,
+            case: String::new(),
         }
+    }
+
+    /// What is asked for from now on is for this case.
+    pub fn begin(&mut self, case: &str) {
+        case.clone_into(&mut self.case);
     }
 
     /// True if such an engine runs already and was not launched for this suite with the recorded flags.
@@ -249,11 +258,9 @@ impl Target {
             let lacks = format!("needs an engine of its own ({setup:?}, {})", role.name());
             return Err(Obstacle::Lacks(lacks));
         };
-        if launcher.most.is_some_and(|most| self.launches >= most) {
-            let lacks = format!(
-                "needs one more launched engine ({setup:?}, {})",
-                role.name()
-            );
+        let only = launcher.only_for.as_ref();
+        if only.is_some_and(|only| !only.contains(&self.case)) {
+            let lacks = format!("no engine is launched for it ({setup:?}, {})", role.name());
             return Err(Obstacle::Lacks(lacks));
         }
         self.launches += 1;
@@ -293,7 +300,7 @@ fn command(
     ];
     words.extend(own.map(str::to_owned));
     let adapter = launcher.adapter.as_deref();
-    let sockets = setup::Sockets::new(&launcher.directory, number);
+    let sockets = setup::Sockets::new(&launcher.sockets, number);
     words.extend(
         setup
             .flags(role, adapter, &sockets, number)
@@ -309,7 +316,7 @@ fn command(
         base: format!("http://{address}"),
         side_channel: Some(side_channel.to_string()),
     };
-    let log = launcher.directory.join(format!("engine-{number}.log"));
+    let log = launcher.logs.join(format!("launched-{number}.log"));
     let launch = Launch {
         words,
         environment,

@@ -23,10 +23,8 @@ pub(crate) const MODEL: &str = "tiny";
 pub(crate) const BOOT_BOUND: Duration = Duration::from_mins(10);
 
 /// Flags of every engine. Without a tool parser a named `tool_choice` is refused.
-const SWITCHES: [&str; 6] = [
-    "--enforce-eager",
+const SWITCHES: [&str; 4] = [
     "--enable-prompt-tokens-details",
-    "--disable-uvicorn-access-log",
     "--enable-auto-tool-choice",
     "--tool-call-parser",
     "hermes",
@@ -109,20 +107,34 @@ impl Installation {
         self.venv.join("bin/python")
     }
 
+    /// Words of the command that starts an engine with the tiny model, to which flags are added.
+    pub(crate) fn bare_command(&self) -> Vec<String> {
+        let model = self.directory.join("model").display().to_string();
+        let python = self.python().display().to_string();
+        let words = [
+            python.as_str(),
+            // `vllm serve` asks for the metadata of a distribution that the CPU wheel does not have.
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            &model,
+            // Greedy text must not depend on batching; on a CPU this is also faster than half precision.
+            "--dtype",
+            "float32",
+            "--enforce-eager",
+            "--disable-uvicorn-access-log",
+        ];
+        words.map(str::to_owned).into()
+    }
+
     /// Words of the command that starts an engine.
     pub(crate) fn command(&self, engine: &Engine, kv_transfer_config: Option<&str>) -> Vec<String> {
-        let model = self.directory.join("model");
-        // `vllm serve` asks for the metadata of a distribution that the CPU wheel does not have.
-        let mut words = vec![self.python().display().to_string()];
-        words.extend(["-m", "vllm.entrypoints.openai.api_server"].map(str::to_owned));
+        let mut words = self.bare_command();
         let port = engine.port.to_string();
         let settings = [
-            ("--model", model.display().to_string()),
             ("--served-model-name", MODEL.to_owned()),
             ("--host", "127.0.0.1".to_owned()),
             ("--port", port),
-            // Greedy text must not depend on batching; on a CPU this is also faster than half precision.
-            ("--dtype", "float32".to_owned()),
             ("--max-model-len", "2048".to_owned()),
             // The CPU backend takes multiples of 32 only.
             ("--block-size", "32".to_owned()),

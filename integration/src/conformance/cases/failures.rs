@@ -165,7 +165,11 @@ fn recomputed() -> [Case; 2] {
         Step::Change(TicketChange::DeadPort),
         ask(port),
     ];
+    // Decode knows the engine before it dies: it need not find out that nobody answers.
     let killed = [
+        prefill(first),
+        ask(first),
+        Step::Forget,
         prefill(first),
         Step::Kill(Role::Prefill),
         ask(first),

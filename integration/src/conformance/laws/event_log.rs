@@ -259,15 +259,18 @@ fn cbor_text(text: &str) -> Vec<u8> {
 
 /// The head of a CBOR item in its shortest form, which is the canonical one.
 fn cbor_head(major: u8, value: u64) -> Vec<u8> {
-    let major = major << 5;
     let bytes = value.to_be_bytes();
-    match value {
-        0..=23 => vec![major | bytes[7]],
-        24..=0xff => vec![major | 24, bytes[7]],
-        0x100..=0xffff => [&[major | 25], &bytes[6..]].concat(),
-        0x1_0000..=0xffff_ffff => [&[major | 26], &bytes[4..]].concat(),
-        _ => [&[major | 27], &bytes[..]].concat(),
-    }
+    // Small values are in the first byte; of others it says how many bytes follow.
+    let (info, following) = match value {
+        0..=23 => (bytes[7], 0),
+        24..=0xff => (24, 1),
+        0x100..=0xffff => (25, 2),
+        0x1_0000..=0xffff_ffff => (26, 4),
+        _ => (27, 8),
+    };
+    let mut head = vec![(major << 5) + info];
+    head.extend(&bytes[8 - following..]);
+    head
 }
 
 /// Every stored block must lie on one of the sequences (prompt and generated tokens) that the engine was asked for, from

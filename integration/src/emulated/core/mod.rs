@@ -94,8 +94,13 @@ pub enum Measured {
     FirstToken(Duration),
     /// A request got its next token after so long.
     NextToken(Duration),
-    /// A step that ended with tokens computed so many: those, and the prompts of first ones.
-    Step(usize),
+    /// A step.
+    Step {
+        /// Tokens that it computed.
+        computed: usize,
+        /// Tokens that it is said to have computed: those that came out, and the whole prompts before the first ones.
+        told: usize,
+    },
     /// KV came from another engine.
     Transfer {
         /// Since it was asked for.

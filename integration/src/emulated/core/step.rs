@@ -331,9 +331,8 @@ impl State {
                 outputs.extend(self.sample(*key, config, tokenizer));
             }
         }
-        if told > 0 {
-            self.measured.push(Measured::Step(told));
-        }
+        let computed = step.shares.iter().map(|(_, tokens)| tokens).sum();
+        self.measured.push(Measured::Step { computed, told });
         outputs
     }
 

@@ -368,14 +368,13 @@ fn prepend(logprobs: &mut Value, prompt: &[u32], pieces: &[String]) {
     for (list, values) in logprobs.as_object_mut().into_iter().flatten() {
         let mut values = values.as_array().cloned().unwrap_or_default();
         if list == "text_offset" {
-            values
-                .iter_mut()
-                .for_each(|at| *at = (at.as_u64().unwrap_or(0) + offset as u64).into());
+            for at in &mut values {
+                *at = (at.as_u64().unwrap_or(0) + offset as u64).into();
+            }
         }
-        let before = before[list].as_array_mut();
-        before
-            .into_iter()
-            .for_each(|before| before.append(&mut values));
+        if let Some(before) = before[list].as_array_mut() {
+            before.append(&mut values);
+        }
     }
     *logprobs = before;
 }

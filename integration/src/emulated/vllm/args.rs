@@ -136,6 +136,7 @@ pub struct Args {
 }
 
 /// Flags of vLLM that mean nothing here: what they switch on is always on, or has nothing to work on.
+#[expect(clippy::struct_excessive_bools, reason = "vLLM's own flags")]
 #[derive(Debug, Clone, clap::Args)]
 struct Ignored {
     #[arg(long, hide = true)]

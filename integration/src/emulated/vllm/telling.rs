@@ -88,7 +88,11 @@ fn observe(observed: &mut Observed, measured: &Measured) {
         Measured::NextToken(took) => {
             observed.observe(Histogram::InterTokenSeconds, took.as_secs_f64())
         }
-        Measured::Step(tokens) => observed.observe(Histogram::IterationTokens, count(tokens)),
+        // A step that nothing came out of is not counted.
+        Measured::Step { told, .. } if told > 0 => {
+            observed.observe(Histogram::IterationTokens, count(told));
+        }
+        Measured::Step { .. } => {}
         Measured::Transfer {
             took,
             bytes,
