@@ -112,7 +112,7 @@ struct DemoArgs {
     #[arg(long, value_enum, default_value = "emulated")]
     engine: DemoEngine,
 
-    /// Requests of each of the three runs of emulated engines [default: 240].
+    /// Requests of each of the three runs of emulated engines [default: 180].
     #[arg(long, value_name = "N")]
     requests: Option<u32>,
 

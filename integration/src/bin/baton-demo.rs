@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 #[command(name = "baton-demo", args_conflicts_with_subcommands = true)]
 struct Args {
     /// Requests of each of the three runs.
-    #[arg(long, value_name = "N", default_value_t = 240, value_parser = clap::value_parser!(u32).range(20..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 180, value_parser = clap::value_parser!(u32).range(20..=10_000))]
     requests: u32,
     /// Seed of the workload: the same seed asks the same things.
     #[arg(long, default_value_t = 1)]

@@ -74,7 +74,7 @@ pub struct Workload {
 }
 
 /// Requests a second that arrive, on average.
-const RATE: f64 = 20.0;
+const RATE: f64 = 12.0;
 
 /// Turns of a chat.
 const TURNS: usize = 4;
