@@ -9,23 +9,26 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use baton_integration::conformance::cases::{self, Case};
+use baton_integration::conformance::mask::{MASKS, Mask};
 use baton_integration::conformance::target::{Launcher, Place, Role, Target};
-use baton_integration::conformance::{self, CaseReport, Outcome};
+use baton_integration::conformance::{self, CaseReport, Outcome, left_out};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 /// Compares engines with what was recorded of vLLM 0.32.0.
 ///
-/// Name engines that run already, or give the command that launches one after `--`, or both: then engines that run are used
-/// where their flags do not matter, and others are launched for cases that need other flags, a fresh cache, or an engine
-/// that may be killed. A case that cannot be run is skipped, with the reason.
+/// Name engines that run already, or give the command that launches one after --, or both: then
+/// engines that run are used where their flags do not matter, and others are launched for cases that
+/// need other flags, a fresh cache, or an engine that may be killed. A case that cannot be run is
+/// skipped, with the reason.
 ///
 /// Examples:
 ///
 ///   baton-conformance -- baton-emulated-vllm --model integration/recordings/vllm/model
 ///
-///   baton-conformance --prefill http://127.0.0.1:8201 --decode http://127.0.0.1:8202 --aggregated http://127.0.0.1:8204
+///   baton-conformance --prefill http://127.0.0.1:8201 --decode http://127.0.0.1:8202 \
+///     --aggregated http://127.0.0.1:8204
 #[derive(Debug, Parser)]
 #[command(max_term_width = 100, verbatim_doc_comment)]
 struct Args {
@@ -68,6 +71,9 @@ struct Args {
     /// Print the names of the cases and end.
     #[arg(long)]
     list: bool,
+    /// Print what may differ from the recordings, and which recordings are not used, with reasons, and end.
+    #[arg(long)]
+    explain: bool,
     /// Print one JSON object a line, as end-to-end clients do.
     #[arg(long)]
     json: bool,
@@ -99,6 +105,10 @@ fn run(args: &Args) -> Result<bool> {
         }
         return Ok(true);
     }
+    if args.explain {
+        explain();
+        return Ok(true);
+    }
     ensure!(
         !wanted.is_empty(),
         "no case has such a name; --list prints them all"
@@ -120,6 +130,23 @@ fn run(args: &Args) -> Result<bool> {
         eprintln!("logs of launched engines are in {}", kept.display());
     }
     Ok(held)
+}
+
+fn explain() {
+    println!("What may differ, where, and why:");
+    for Mask {
+        at,
+        rule,
+        when,
+        why,
+    } in MASKS
+    {
+        println!("  {at}: {rule:?} ({when:?}): {why}");
+    }
+    println!("Recordings that no case uses:");
+    for (name, why) in left_out::EXCHANGES.iter().chain(left_out::NOT_TAKEN) {
+        println!("  {name}: {why}");
+    }
 }
 
 fn target(args: &Args, directory: PathBuf) -> Result<Target> {
