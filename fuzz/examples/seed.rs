@@ -1,4 +1,5 @@
-//! Writes a first corpus: the golden vectors for the readers of MessagePack, a few bodies for the readers of JSON.
+//! Writes a first corpus: the golden vectors for the readers of MessagePack, a few bodies for the readers of JSON, recorded
+//! KV events.
 
 use std::fs;
 use std::io;
@@ -50,6 +51,30 @@ fn main() -> io::Result<()> {
     }
     for (number, text) in ERRORS.iter().enumerate() {
         save("error_wire", &number.to_string(), text.as_bytes())?;
+    }
+    kv_events(here)
+}
+
+/// The first messages of each recording, each after its length and the step of its sequence number.
+fn kv_events(here: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(here.join("../integration/recordings/vllm/kv_events"))? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "jsonl") {
+            continue;
+        }
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let mut input = Vec::new();
+        for (number, line) in fs::read_to_string(&path)?.lines().take(12).enumerate() {
+            let line: serde_json::Value = serde_json::from_str(line)?;
+            let payload = bytes_of(line["frames_hex"][2].as_str().unwrap_or_default());
+            input.extend(u16::try_from(payload.len()).unwrap_or(0).to_be_bytes());
+            input.push(u8::from(number > 0));
+            input.extend(payload);
+            if number < 6 {
+                save("kv_events", &format!("{name}_{number}"), &input)?;
+            }
+        }
+        save("kv_events", &name, &input)?;
     }
     Ok(())
 }

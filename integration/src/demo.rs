@@ -11,6 +11,7 @@ pub mod answer;
 pub mod figures;
 pub mod fleet;
 pub mod load;
+pub mod machine;
 pub mod pages;
 pub mod plan;
 pub mod process;
@@ -22,6 +23,7 @@ pub mod workload;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tokio::sync::watch;
@@ -52,6 +54,8 @@ pub struct Run {
     pub engines: Pages,
     /// Metrics of the router after it.
     pub router: Pages,
+    /// How late this machine woke sleepers meanwhile, sorted.
+    pub late: Vec<Duration>,
 }
 
 /// All runs of the same workload.
@@ -146,12 +150,15 @@ async fn boot(
 async fn undisturbed(title: &str, fleet: &mut Fleet, workload: &Arc<Workload>) -> Result<Run> {
     let target = target(fleet, None);
     let (sender, progress) = watch::channel(Progress::default());
-    let (outcomes, ()) = tokio::join!(
-        load::run(workload, &target, sender),
-        progress::show(title, workload.requests(), progress),
-    );
+    let work = async {
+        tokio::join!(
+            load::run(workload, &target, sender),
+            progress::show(title, workload.requests(), progress),
+        )
+    };
+    let ((outcomes, ()), late) = machine::watched(work).await;
     fleet.check_running()?;
-    finished(fleet, outcomes).await
+    finished(fleet, outcomes, late).await
 }
 
 /// One load during which workers come and go.
@@ -159,23 +166,24 @@ async fn disturbed(fleet: &mut Fleet, workload: &Arc<Workload>) -> Result<(Run, 
     // The engines have computed these prompts before; under a salt of its own nothing of that is found.
     let target = target(fleet, Some("workers come and go"));
     let (sender, progress) = watch::channel(Progress::default());
-    let (outcomes, (), events) = tokio::join!(
-        load::run(workload, &target, sender),
-        progress::show(
-            "apart, workers come and go",
-            workload.requests(),
-            progress.clone()
-        ),
-        come_and_go(fleet, workload.requests(), progress),
-    );
-    Ok((finished(fleet, outcomes).await?, events?))
+    let requests = workload.requests();
+    let work = async {
+        tokio::join!(
+            load::run(workload, &target, sender),
+            progress::show("apart, workers come and go", requests, progress.clone()),
+            come_and_go(fleet, requests, progress.clone()),
+        )
+    };
+    let ((outcomes, (), events), late) = machine::watched(work).await;
+    Ok((finished(fleet, outcomes, late).await?, events?))
 }
 
-async fn finished(fleet: &Fleet, outcomes: Vec<Outcome>) -> Result<Run> {
+async fn finished(fleet: &Fleet, outcomes: Vec<Outcome>, late: Vec<Duration>) -> Result<Run> {
     Ok(Run {
         outcomes,
         engines: fleet.engine_pages().await?,
         router: fleet.router_page().await?,
+        late,
     })
 }
 

@@ -3,7 +3,8 @@
 //! [`emulated`] are engines that speak the real wire, derive their text from the KV they hold, so that wrong KV changes the
 //! text, fail in every way and die where the real ones die. [`fleet`] puts a router
 //! and sidecars, each on a runtime of its own, around such engines. [`client`] speaks HTTP byte by byte, for a client that
-//! behaves badly is made of bytes. [`direct`] speaks Baton's own protocol, for a peer that does.
+//! behaves badly is made of bytes. [`direct`] speaks Baton's own protocol, for a peer that does. [`replay`] shows what
+//! recordings contain and what a sidecar makes of them.
 //!
 //! This crate must never be needed by another one. Its assertions are in the harness where they hold for every test:
 //! see [`fleet::Fleet::finish`].
@@ -16,6 +17,7 @@
 )]
 
 pub mod ask;
+pub mod bench;
 pub mod client;
 pub mod conformance;
 pub mod demo;
@@ -25,5 +27,6 @@ pub mod fleet;
 pub mod page;
 pub mod panics;
 pub mod ports;
+pub mod replay;
 pub mod telemetry;
 pub mod wait;

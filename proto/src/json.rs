@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -38,8 +39,12 @@ struct Member<'a> {
 #[derive(Debug, Clone)]
 pub struct RawObject<'a> {
     source: &'a str,
-    members: Vec<Member<'a>>,
+    members: Arc<[Member<'a>]>,
 }
+
+/// Where the members of an object stand, without its bytes: what is read once need not be read again.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout(Arc<[Member<'static>]>);
 
 impl<'a> RawObject<'a> {
     /// Reads an object.
@@ -59,7 +64,24 @@ impl<'a> RawObject<'a> {
         deserializer
             .end()
             .map_err(|error| BadJson::Syntax(error.to_string()))?;
+        let members = members.into();
         Ok(Self { source, members })
+    }
+
+    /// Where its members stand.
+    pub(crate) fn layout(&self) -> Layout {
+        let owned = |member: &Member<'_>| Member {
+            key: Cow::Owned(member.key.clone().into_owned()),
+            value: member.value.clone(),
+        };
+        Layout(self.members.iter().map(owned).collect())
+    }
+
+    /// The object in `source`, of which this layout was taken; `None` if it is not even text.
+    pub(crate) fn laid_out(source: &'a [u8], layout: &Layout) -> Option<Self> {
+        let source = std::str::from_utf8(source).ok()?;
+        let members = Arc::clone(&layout.0);
+        Some(Self { source, members })
     }
 
     /// Decoded top-level keys, in order.

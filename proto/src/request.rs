@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::digest::RequestDigest;
 use crate::error::Error;
-use crate::json::RawObject;
+use crate::json::{Layout, RawObject};
 use crate::route::Route;
 
 /// Keys by which engines are told about KV transfers. A key ending in `*` stands for all keys with that beginning.
@@ -28,6 +28,7 @@ const SPREAD_KEYS: &[&str] = &["vllm_xargs"];
 pub struct ClientRequest {
     route: Route,
     body: Bytes,
+    layout: Layout,
 }
 
 impl ClientRequest {
@@ -45,7 +46,12 @@ impl ClientRequest {
                 Err(_) => {}
             }
         }
-        Ok(Self { route, body })
+        let layout = object.layout();
+        Ok(Self {
+            route,
+            body,
+            layout,
+        })
     }
 
     /// Where it goes.
@@ -64,7 +70,7 @@ impl ClientRequest {
         reason = "it was parsed once before, so this cannot fail"
     )]
     pub fn object(&self) -> RawObject<'_> {
-        RawObject::parse(&self.body).expect("checked in ClientRequest::new")
+        RawObject::laid_out(&self.body, &self.layout).expect("checked in ClientRequest::new")
     }
 
     /// Digest that binds a ticket to these bytes.

@@ -141,7 +141,7 @@ impl Ticket {
 
 /// Each field goes in with its length, so no two different tickets have the same input.
 fn seal_of(draft: &Draft, token: &FleetToken) -> blake3::Hash {
-    let mut hasher = blake3::Hasher::new_keyed(&token.seal_key());
+    let mut hasher = blake3::Hasher::new_keyed(token.seal_key());
     let fields: [&[u8]; 9] = [
         draft.id.as_str().as_bytes(),
         draft.prefill.as_str().as_bytes(),

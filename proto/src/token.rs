@@ -4,7 +4,11 @@ use std::fmt;
 
 /// The secret that every router and sidecar of a fleet is given.
 #[derive(Clone)]
-pub struct FleetToken(String);
+pub struct FleetToken {
+    secret: Secret,
+    text: String,
+    seal_key: [u8; 32],
+}
 
 /// Why a text cannot be the fleet's secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,7 +41,11 @@ impl FleetToken {
         if !text.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(BadToken::NotPrintable);
         }
-        Ok(Self(text.to_owned()))
+        Ok(Self {
+            secret: Secret::new(text),
+            text: text.to_owned(),
+            seal_key: blake3::derive_key("baton 2026 ticket seal", text.as_bytes()),
+        })
     }
 
     /// Takes a secret that may not have been given at all.
@@ -47,25 +55,42 @@ impl FleetToken {
 
     /// The value of an `authorization` header that carries this secret.
     pub fn bearer(&self) -> String {
-        format!("Bearer {}", self.0)
+        format!("Bearer {}", self.text)
     }
 
     /// Whether an `authorization` header carries this secret. Takes the same time for every wrong value of one length.
     pub fn admits(&self, authorization: Option<&[u8]>) -> bool {
-        bearer_is(authorization, self.0.as_bytes())
+        self.secret.is_presented_by(authorization)
     }
 
     /// The key with which this fleet's tickets are sealed.
-    pub fn seal_key(&self) -> [u8; 32] {
-        blake3::derive_key("baton 2026 ticket seal", self.0.as_bytes())
+    pub fn seal_key(&self) -> &[u8; 32] {
+        &self.seal_key
     }
 }
 
-/// Whether an `authorization` header carries this secret as a bearer token. Takes the same time for every wrong value.
-pub fn bearer_is(authorization: Option<&[u8]>, secret: &[u8]) -> bool {
-    let presented = authorization.and_then(|value| value.strip_prefix(b"Bearer "));
-    // Digests are compared in constant time, and say nothing of lengths.
-    presented.is_some_and(|presented| blake3::hash(presented) == blake3::hash(secret))
+/// A secret that others present as a bearer token; only its digest is kept.
+#[derive(Clone)]
+pub struct Secret(blake3::Hash);
+
+impl Secret {
+    /// This text is the secret.
+    pub fn new(text: &str) -> Self {
+        Self(blake3::hash(text.as_bytes()))
+    }
+
+    /// Whether an `authorization` header carries it. Takes the same time for every wrong value of one length.
+    pub fn is_presented_by(&self, authorization: Option<&[u8]>) -> bool {
+        let presented = authorization.and_then(|value| value.strip_prefix(b"Bearer "));
+        // Digests are compared in constant time, and say nothing of lengths.
+        presented.is_some_and(|presented| blake3::hash(presented) == self.0)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
 }
 
 impl fmt::Debug for FleetToken {

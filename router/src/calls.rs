@@ -271,6 +271,12 @@ impl FrameStream {
                 )
             })
     }
+
+    /// Reads what is left, whatever it is, so that the connection can be used again: one whose answer is dropped before
+    /// its end is closed.
+    pub async fn finish(mut self) {
+        while let Some(Ok(_)) = self.body.frame().await {}
+    }
 }
 
 fn built<T>(request: http::Result<T>, stage: Stage) -> Result<T, Error> {

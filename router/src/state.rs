@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_proto::token::FleetToken;
+use baton_proto::token::{FleetToken, Secret};
 use tokio::sync::Semaphore;
 
 use crate::args::RouterArgs;
@@ -16,6 +16,8 @@ pub struct Router {
     pub args: RouterArgs,
     /// The fleet's secret.
     pub token: FleetToken,
+    /// What clients must present one of, if there are any.
+    pub api_keys: Vec<Secret>,
     /// All workers.
     pub fleet: Arc<Fleet>,
     /// Calls to their sidecars.
@@ -33,6 +35,7 @@ impl Router {
         Arc::new(Self {
             fleet: Fleet::new(calls.clone(), metrics.clone()),
             places: Arc::new(Semaphore::new(args.max_requests)),
+            api_keys: args.api_key.iter().map(|key| Secret::new(key)).collect(),
             calls,
             args,
             token,

@@ -100,7 +100,7 @@ impl<E: Engine> Core<E> {
     }
 
     /// The engine, if work may be given to it now.
-    pub fn ready(&self, stage: Stage) -> Result<Attached, Error> {
+    pub fn ready(&self, stage: Stage) -> Result<Arc<Attached>, Error> {
         let refuse = |kind, source, message: &str| {
             Err(Error::new(kind, source, stage, message).retry(baton_proto::Retry::Safe))
         };
@@ -112,7 +112,7 @@ impl<E: Engine> Core<E> {
             );
         }
         match &*self.status() {
-            EngineStatus::Up(attached) => Ok(attached.as_ref().clone()),
+            EngineStatus::Up(attached) => Ok(Arc::clone(attached)),
             EngineStatus::Starting => refuse(
                 ErrorKind::NoWorker,
                 Source::Engine,
@@ -191,7 +191,10 @@ impl<E: Engine> Core<E> {
             (status.attached().cloned(), state)
         };
         let (incarnation, info) = match hello_parts {
-            Some(attached) => (Some(attached.incarnation), Some(Box::new(attached.info))),
+            Some(attached) => (
+                Some(attached.incarnation.clone()),
+                Some(Box::new(attached.info.clone())),
+            ),
             None => (None, None),
         };
         self.published.send_if_modified(|published| {

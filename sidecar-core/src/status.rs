@@ -1,5 +1,7 @@
 //! What a sidecar tells the world about itself, and the one rule by which its state follows from the facts.
 
+use std::sync::Arc;
+
 use baton_proto::load::LoadReport;
 use baton_proto::watch::{Hello, SidecarState};
 
@@ -11,14 +13,14 @@ pub enum EngineStatus {
     /// It has never answered.
     Starting,
     /// It answers.
-    Up(Box<Attached>),
+    Up(Arc<Attached>),
     /// It answered once and no longer does.
     Down,
 }
 
 impl EngineStatus {
     /// The engine, if it answers.
-    pub fn attached(&self) -> Option<&Attached> {
+    pub fn attached(&self) -> Option<&Arc<Attached>> {
         match self {
             Self::Up(attached) => Some(attached),
             Self::Starting | Self::Down => None,

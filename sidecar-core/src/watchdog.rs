@@ -86,7 +86,7 @@ impl Watchdog {
         self.said = None;
         self.misses = 0;
         attached.info.topology = core.args.labels();
-        core.engine_seen(EngineStatus::Up(Box::new(attached)));
+        core.engine_seen(EngineStatus::Up(Arc::new(attached)));
     }
 
     /// Says the same thing once, not every second.

@@ -1,7 +1,7 @@
 //! One vLLM engine: what the sidecar core needs of it, put together from its side channel, its HTTP server and its dialect.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_daemon::Exit;
@@ -34,7 +34,7 @@ pub struct VllmEngine {
     authorization: Option<HeaderValue>,
     http: EngineHttp,
     transfer: Option<Transfer>,
-    last: Mutex<Option<Seen>>,
+    last: Mutex<Option<Arc<Seen>>>,
     met: Mutex<Met>,
 }
 
@@ -45,9 +45,9 @@ struct Transfer {
 }
 
 /// What was last seen of the engine.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Seen {
-    handshake: Option<Handshake>,
+    handshake: Option<Arc<Handshake>>,
     blocks: Option<u64>,
 }
 
@@ -89,7 +89,7 @@ impl VllmEngine {
         })
     }
 
-    fn last(&self) -> Option<Seen> {
+    fn last(&self) -> Option<Arc<Seen>> {
         self.last
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -104,10 +104,10 @@ impl VllmEngine {
                 "the ticket's transfer metadata name no engine",
             ));
         };
-        let life = self
-            .last()
-            .and_then(|seen| seen.handshake)
-            .map(|handshake| handshake.incarnation);
+        let life = self.last().and_then(|seen| {
+            let handshake = seen.handshake.as_ref()?;
+            Some(handshake.incarnation.clone())
+        });
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         if met.life != life {
             *met = Met {
@@ -130,7 +130,7 @@ impl VllmEngine {
         }
     }
 
-    async fn shake_hands(&self, page: &MetricsPage<'_>) -> Result<Option<Handshake>, Error> {
+    async fn shake_hands(&self, page: &MetricsPage<'_>) -> Result<Option<Arc<Handshake>>, Error> {
         let Some(transfer) = &self.transfer else {
             return Ok(None);
         };
@@ -261,7 +261,7 @@ impl Engine for VllmEngine {
             .transfer
             .as_ref()
             .map_or(Role::Local, |transfer| transfer.config.role);
-        let mut info = info(version, &models, role, handshake.as_ref(), &page);
+        let mut info = info(version, &models, role, handshake.as_deref(), &page);
         if !info.engine_version.starts_with(VERIFIED) && self.last().is_none() {
             tracing::warn!(
                 version = info.engine_version,
@@ -282,7 +282,7 @@ impl Engine for VllmEngine {
         };
         let blocks = info.capacity.first().map(|tier| tier.blocks);
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Seen { handshake, blocks });
+            Some(Arc::new(Seen { handshake, blocks }));
         Ok(Attached { incarnation, info })
     }
 
@@ -292,7 +292,10 @@ impl Engine for VllmEngine {
 
     async fn incarnation(&self) -> Result<Incarnation, Error> {
         match &self.transfer {
-            Some(transfer) => Ok(transfer.side_channel.handshake().await?.incarnation),
+            Some(transfer) => {
+                let handshake = transfer.side_channel.handshake().await?;
+                Ok(handshake.incarnation.clone())
+            }
             None => Err(incompatible("this engine holds no KV for others")),
         }
     }
@@ -338,9 +341,9 @@ impl Engine for VllmEngine {
     }
 
     fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error> {
-        let (Some(transfer), Some(handshake)) =
-            (&self.transfer, self.last().and_then(|seen| seen.handshake))
-        else {
+        let seen = self.last();
+        let handshake = seen.as_ref().and_then(|seen| seen.handshake.as_ref());
+        let (Some(transfer), Some(handshake)) = (&self.transfer, handshake) else {
             return Err(unusable("the engine has no connector to hand over with"));
         };
         // The engine's lease began before its answer arrived, and a heartbeat's interval (a sixth) is no time to be late.

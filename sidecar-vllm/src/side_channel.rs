@@ -3,6 +3,7 @@
 //! Callers that arrive while nobody is being asked share one exchange, which begins after all of them have arrived: its
 //! answer is never older than any of their questions.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ const MAX_REPLY: i64 = 16 << 20;
 /// Callers that may wait.
 const CALLERS: usize = 4096;
 
-type Answer = oneshot::Sender<Result<Handshake, Error>>;
+type Answer = oneshot::Sender<Result<Arc<Handshake>, Error>>;
 
 /// The engine's side channel.
 #[derive(Debug, Clone)]
@@ -44,7 +45,7 @@ impl SideChannel {
     }
 
     /// The engine's handshake, read after this call.
-    pub async fn handshake(&self) -> Result<Handshake, Error> {
+    pub async fn handshake(&self) -> Result<Arc<Handshake>, Error> {
         let (answer, answered) = oneshot::channel();
         self.callers
             .try_send(answer)
@@ -69,15 +70,15 @@ fn failed(why: &str) -> Error {
     reason = "the thread has nothing to do but wait for callers, and ends with the last of them"
 )]
 fn serve(endpoint: &str, waiting: &Receiver<Answer>) {
-    let context = zmq::Context::new();
-    let mut socket = None;
+    let mut exchange = Exchange {
+        endpoint,
+        context: zmq::Context::new(),
+        socket: None,
+        last: None,
+    };
     while let Ok(first) = waiting.recv() {
         let callers: Vec<Answer> = std::iter::once(first).chain(waiting.try_iter()).collect();
-        let outcome = exchange(&context, endpoint, &mut socket);
-        if outcome.is_err() {
-            // A REQ socket whose reply did not come is stuck; and a late reply must not answer a later question.
-            socket = None;
-        }
+        let outcome = exchange.handshake();
         for caller in callers {
             // A caller that no longer waits needs no answer.
             let _ = caller.send(outcome.clone());
@@ -85,35 +86,54 @@ fn serve(endpoint: &str, waiting: &Receiver<Answer>) {
     }
 }
 
-fn exchange(
-    context: &zmq::Context,
-    endpoint: &str,
-    socket: &mut Option<zmq::Socket>,
-) -> Result<Handshake, Error> {
-    let in_zmq = |error: zmq::Error| match error {
-        zmq::Error::EAGAIN => failed(&format!(
-            "{endpoint} did not answer within {} ms",
-            PATIENCE.as_millis()
-        )),
-        other => failed(&other.to_string()),
-    };
-    let socket = match socket {
-        Some(socket) => socket,
-        None => socket.insert(connect(context, endpoint).map_err(in_zmq)?),
-    };
-    socket.send(REQUEST, 0).map_err(in_zmq)?;
-    let frames = socket.recv_multipart(0).map_err(in_zmq)?;
-    let payload = frames
-        .first()
-        .ok_or_else(|| failed("the reply was empty"))?;
-    Handshake::parse(payload).map_err(|bad| {
-        Error::new(
-            ErrorKind::Protocol,
-            Source::Engine,
-            Stage::Fleet,
-            format!("{endpoint}: {bad}"),
-        )
-    })
+struct Exchange<'a> {
+    endpoint: &'a str,
+    context: zmq::Context,
+    socket: Option<zmq::Socket>,
+    /// The last payload and what it says. It is the same for an engine's whole life.
+    last: Option<(Vec<u8>, Arc<Handshake>)>,
+}
+
+impl Exchange<'_> {
+    fn handshake(&mut self) -> Result<Arc<Handshake>, Error> {
+        let payload = self.payload().inspect_err(|_| {
+            // A REQ socket whose reply did not come is stuck; and a late reply must not answer a later question.
+            self.socket = None;
+        })?;
+        if let Some((_, known)) = self.last.as_ref().filter(|(last, _)| *last == payload) {
+            return Ok(Arc::clone(known));
+        }
+        let endpoint = self.endpoint;
+        let strange = |bad| {
+            let message = format!("{endpoint}: {bad}");
+            Error::new(ErrorKind::Protocol, Source::Engine, Stage::Fleet, message)
+        };
+        let handshake = Arc::new(Handshake::parse(&payload).map_err(strange)?);
+        self.last = Some((payload, Arc::clone(&handshake)));
+        Ok(handshake)
+    }
+
+    /// Asks once; the first frame of the reply.
+    fn payload(&mut self) -> Result<Vec<u8>, Error> {
+        let endpoint = self.endpoint;
+        let in_zmq = |error: zmq::Error| match error {
+            zmq::Error::EAGAIN => failed(&format!(
+                "{endpoint} did not answer within {} ms",
+                PATIENCE.as_millis()
+            )),
+            other => failed(&other.to_string()),
+        };
+        let socket = match &mut self.socket {
+            Some(socket) => socket,
+            None => self
+                .socket
+                .insert(connect(&self.context, endpoint).map_err(in_zmq)?),
+        };
+        socket.send(REQUEST, 0).map_err(in_zmq)?;
+        let frames = socket.recv_multipart(0).map_err(in_zmq)?;
+        let payload = frames.into_iter().next();
+        payload.ok_or_else(|| failed("the reply was empty"))
+    }
 }
 
 fn connect(context: &zmq::Context, endpoint: &str) -> Result<zmq::Socket, zmq::Error> {

@@ -214,11 +214,11 @@ fn the_view_of_every_recording_equals_the_oracle_s_at_every_message() {
 #[test]
 fn recordings_hold_what_is_known_of_them() {
     let expected = BTreeMap::from([
-        ("kv_events_agg", (2, 0, 0)),
-        ("kv_events_decode", (251, 4, 0)),
-        ("kv_events_dp_rank0_sha256cbor_bytes", (2, 0, 0)),
-        ("kv_events_lora_salt_session_bytes_hash", (13, 0, 3)),
-        ("kv_events_prefill", (255, 0, 0)),
+        ("agg", (2, 0, 0)),
+        ("decode", (251, 4, 0)),
+        ("dp_rank0_sha256cbor_bytes", (2, 0, 0)),
+        ("lora_salt_session_bytes_hash", (13, 0, 3)),
+        ("prefill", (255, 0, 0)),
     ]);
     for (name, log) in recordings() {
         let (mut mirror, mut decoder) = (Mirror::new(MODEL, Some(32)), Decoder::default());
@@ -292,7 +292,7 @@ fn every_event_is_decoded_as_the_engine_s_library_does() {
 #[test]
 fn a_gap_leaves_a_subset() {
     let recordings = recordings();
-    let log = &recordings["kv_events_prefill"];
+    let log = &recordings["prefill"];
     let mut found = 0;
     for missing in 1..log.len() - 1 {
         let (mut mirror, mut decoder, mut oracle) = (

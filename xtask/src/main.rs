@@ -4,6 +4,7 @@
 //! told to, boot real engines with Baton beside them ([`cluster`]), in namespaces of their own ([`namespace`]), and send
 //! real requests ([`client`]). The demo of emulated engines is a program of the integration crate.
 
+mod bench;
 mod checks;
 mod client;
 mod cluster;
@@ -65,6 +66,10 @@ enum Command {
     /// `--engine vllm` installs real engines (the first time some 1.2 GB are downloaded) and shows a handful of chats.
     /// Ctrl-C ends everything.
     Demo(DemoArgs),
+
+    /// Measure Baton.
+    #[command(subcommand)]
+    Bench(bench::Bench),
 
     /// Real engines for tests and the demo.
     #[command(subcommand)]
@@ -156,6 +161,7 @@ fn main() -> ExitCode {
         Command::Lint => checks::lint(missing),
         Command::E2e(args) => e2e::run(&args, missing),
         Command::Demo(args) => demo::run(&args, missing),
+        Command::Bench(bench) => bench::run(&bench, missing),
         Command::Engines(EnginesCommand::Install {
             engine: EngineKind::Vllm,
         }) => engines::vllm::install(missing),

@@ -45,6 +45,11 @@ impl Process {
         })
     }
 
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Fails, with the end of its log, if it has ended.
     pub(crate) fn check_running(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {

@@ -18,11 +18,17 @@ use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
 
-/// The base URL of a peer: plain http, a host, and nothing after it. `None` if the text is anything else.
+/// The base URL of a peer: plain http, a host, perhaps a port, and nothing else. `None` if the text is anything else.
 pub fn base_url(text: &str) -> Option<http::Uri> {
     let uri: http::Uri = text.parse().ok()?;
-    let plain = uri.scheme_str() == Some("http") && uri.authority().is_some();
-    (plain && matches!(uri.path(), "" | "/") && uri.query().is_none()).then_some(uri)
+    let authority = uri.authority()?;
+    let place = match authority.port_u16() {
+        Some(port) => format!("{}:{port}", authority.host()),
+        None => authority.host().to_owned(),
+    };
+    // What the parser leaves out, a fragment or a port that is no number, does not come back.
+    let plain = text.strip_suffix('/').unwrap_or(text) == format!("http://{place}");
+    plain.then_some(uri)
 }
 
 /// An answer with a JSON body.
@@ -121,4 +127,39 @@ pub async fn small_body(body: hyper::body::Incoming) -> Bytes {
     read_limited(body, 1 << 20, std::time::Duration::from_secs(5))
         .await
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::base_url;
+
+    #[test]
+    fn a_base_url_is_a_scheme_and_a_place() {
+        for good in [
+            "http://h",
+            "http://h/",
+            "http://10.0.0.1:8000",
+            "http://[::1]:80/",
+        ] {
+            assert!(base_url(good).is_some(), "{good}");
+        }
+        for bad in [
+            "",
+            "h",
+            "h:80",
+            "//h",
+            "https://h",
+            "http://",
+            "http://h/x",
+            "http://h?x",
+            "http://h#x",
+            "http://h:",
+            "http://h:x",
+            "http://h:99999",
+            "http://me@h",
+            "http://h//",
+        ] {
+            assert!(base_url(bad).is_none(), "{bad}");
+        }
+    }
 }

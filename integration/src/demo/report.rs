@@ -3,13 +3,12 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::Runs;
 use super::answer::Answer;
 use super::figures::{answers, equal_texts, first_tokens, gaps, percentile};
-use super::load::Outcome;
 use super::table::Table;
 use super::why::{self, milliseconds};
 use super::workload::Kind;
+use super::{Run, Runs};
 
 /// The report, and what does not hold.
 pub struct Report {
@@ -58,12 +57,15 @@ fn plans(runs: &Runs) -> String {
     let as_planned: Vec<bool> = planned.collect();
     let held = as_planned.iter().filter(|held| **held).count();
     format!(
-        "{}{}  {held} of {} requests were served by the plan that the dry run just before had shown\n",
+        "{}{PARTS}{}  {held} of {} requests were served by the kind of plan that a dry run just before had shown\n",
         why::plans(outcomes),
         why::examples(outcomes),
         as_planned.len()
     )
 }
+
+const PARTS: &str = "  waiting: prompts that came before; prefill: computing the prompt; transfer: moving its KV; decode: waiting \
+    for a step, and\n  with a local plan what sequences that decode there are held up by the prefill\n";
 
 fn latency(runs: &Runs) -> String {
     let mut table = Table::new([
@@ -76,28 +78,25 @@ fn latency(runs: &Runs) -> String {
         "p90",
         "p99",
     ]);
+    let row = |name: &str, what: &str, times: &dyn Fn(&Run) -> Vec<Duration>| {
+        let mut row = vec![name.to_owned(), what.to_owned()];
+        for run in [&runs.apart, &runs.aggregated] {
+            let times = times(run);
+            let figure = |percent| milliseconds(percentile(&times, percent).as_secs_f64());
+            row.extend([50, 90, 99].map(figure));
+        }
+        row
+    };
     for kind in Kind::ALL {
-        table.row(latencies(runs, kind, "TTFT", first_tokens));
+        table.row(row(kind.name(), "TTFT", &|run| {
+            first_tokens(&run.outcomes, kind)
+        }));
     }
     for kind in Kind::ALL {
-        table.row(latencies(runs, kind, "ITL", gaps));
+        table.row(row(kind.name(), "ITL", &|run| gaps(&run.outcomes, kind)));
     }
+    table.row(row("this machine", "timers late", &|run| run.late.clone()));
     table.to_string()
-}
-
-fn latencies(
-    runs: &Runs,
-    kind: Kind,
-    name: &str,
-    times: fn(&[Outcome], Kind) -> Vec<Duration>,
-) -> Vec<String> {
-    let mut row = vec![kind.name().to_owned(), name.to_owned()];
-    for run in [&runs.apart, &runs.aggregated] {
-        let times = times(&run.outcomes, kind);
-        let figure = |percent| milliseconds(percentile(&times, percent).as_secs_f64());
-        row.extend([50, 90, 99].map(figure));
-    }
-    row
 }
 
 fn moved(runs: &Runs) -> String {
@@ -109,37 +108,44 @@ fn moved(runs: &Runs) -> String {
         .filter(|answer| answer.is_split())
         .count();
     format!(
-        "  engines: {:.1} MiB in {transfers:.0} transfers, {:.0} tokens; the router counted {:.1} MiB for {split} split requests\n",
+        "  {:.1} MiB in {transfers:.0} transfers, of {:.1} MiB that were offered for {split} split requests: decode engines \
+        had the rest in their caches\n",
         bytes / MIB,
-        run.engines
-            .sum(BY_SOURCE, "source=\"external_kv_transfer\""),
         count(told) / MIB,
     )
 }
 
 const MIB: f64 = 1024.0 * 1024.0;
-const BY_SOURCE: &str = "vllm:prompt_tokens_by_source_total";
 
 fn caches(runs: &Runs) -> String {
-    let mut text =
-        "  predicted: none, for the router has no view of caches yet and plans without\n"
-            .to_owned();
+    let mut table = Table::new([
+        "engines",
+        "prompt tokens",
+        "cached (usage of answers)",
+        "cached (engines)",
+        "pulled from others",
+        "computed",
+    ]);
     for (name, run) in [("apart", &runs.apart), ("aggregated", &runs.aggregated)] {
-        let cached: u64 = answers(&run.outcomes, None)
-            .map(|answer| answer.cached_tokens)
-            .sum();
-        let prompts: u64 = answers(&run.outcomes, None)
-            .map(|answer| answer.prompt_tokens)
-            .sum();
-        let _ = writeln!(
-            text,
-            "  {name}: {cached} of {prompts} prompt tokens ({:.0} %) by the answers' usage; engines found {:.0} in their prefix caches and computed {:.0}",
-            100.0 * count(cached) / count(prompts).max(1.0),
+        let sum = |tokens: fn(&Answer) -> u64| answers(&run.outcomes, None).map(tokens).sum();
+        let source = |source: &str| {
+            run.engines
+                .sum("vllm:prompt_tokens_by_source_total", source)
+        };
+        let figures = [
+            count(sum(|answer| answer.prompt_tokens)),
+            count(sum(|answer| answer.cached_tokens)),
             run.engines.sum("vllm:prefix_cache_hits_total", ""),
-            run.engines.sum(BY_SOURCE, "source=\"local_compute\""),
-        );
+            source("source=\"external_kv_transfer\""),
+            source("source=\"local_compute\""),
+        ];
+        let figures = figures.map(|tokens| format!("{tokens:.0}"));
+        table.row(std::iter::once(name.to_owned()).chain(figures));
     }
-    text
+    format!(
+        "{table}  a split prompt counts on both of its engines; the usage of its answer is the prefill engine's\n  \
+        predicted: none, for the router has no view of caches yet and plans without\n"
+    )
 }
 
 fn disturbed(runs: &Runs) -> String {

@@ -10,7 +10,6 @@ use baton_daemon::trace::TraceContext;
 use baton_proto::call::path;
 use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
-use baton_proto::token::bearer_is;
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
@@ -98,10 +97,9 @@ impl Front {
         if request.method() != Method::POST {
             return Ok(method_not_allowed("POST"));
         }
-        let (trace, headers) = (
-            TraceContext::arriving(request.headers()),
-            request.headers().clone(),
-        );
+        let trace = TraceContext::arriving(request.headers());
+        let explain = request.headers().contains_key(EXPLAIN);
+        let client_id = request.headers().get(REQUEST_ID).cloned();
         let arrived = Instant::now();
         let place = Arc::clone(&self.router.places)
             .try_acquire_owned()
@@ -116,9 +114,8 @@ impl Front {
             "request",
             route = %request.route(),
             trace = %trace.trace_id(),
-            client_id = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()),
+            client_id = client_id.as_ref().and_then(|value| value.to_str().ok()),
         );
-        let explain = headers.contains_key(EXPLAIN);
         self.serve(&request, &trace, arrived, explain, guard)
             .instrument(span)
             .await
@@ -179,12 +176,12 @@ impl Front {
     }
 
     fn check_api_key(&self, headers: &HeaderMap) -> Result<(), Error> {
-        let keys = &self.router.args.api_key;
+        let keys = &self.router.api_keys;
         let presented = headers.get(AUTHORIZATION).map(AsRef::as_ref);
         // All keys are compared, so that time does not tell which one came close.
-        let known = keys.iter().fold(false, |known, key| {
-            bearer_is(presented, key.as_bytes()) | known
-        });
+        let known = keys
+            .iter()
+            .fold(false, |known, key| key.is_presented_by(presented) | known);
         if keys.is_empty() || known {
             Ok(())
         } else {

@@ -34,6 +34,8 @@ pub struct Held {
     pub release: ReleaseOnDrop,
     /// The prefill's place in the plan's books.
     pub reservation: Reservation,
+    /// What the prefill's sidecar still says; nothing waits for it.
+    pub rest: Option<FrameStream>,
 }
 
 impl Held {
@@ -72,11 +74,11 @@ pub async fn prefill(
         )
         .await;
     let followed = match started {
-        Ok(mut frames) => follow(attempt, &mut frames).await,
+        Ok(frames) => follow(attempt, frames).await,
         Err(error) => Err(error),
     };
     match followed {
-        Ok(Followed::Ticket(ticket)) => {
+        Ok(Followed::Ticket(ticket, rest)) => {
             reservation.prefilled();
             let held = Held {
                 ticket: *ticket,
@@ -84,6 +86,7 @@ pub async fn prefill(
                 worker: Arc::clone(prefill),
                 release,
                 reservation,
+                rest: Some(rest),
             };
             Ok(Prefill::Ticket(Box::new(held)))
         }
@@ -109,20 +112,20 @@ pub async fn prefill(
 }
 
 enum Followed {
-    Ticket(Box<Ticket>),
+    Ticket(Box<Ticket>, FrameStream),
     GenerateHere(PrefillUsage),
     Answer(EngineAnswer),
 }
 
 /// Follows the frames up to a decision. The frames after a ticket carry nothing that decode waits for: an engine that
 /// hands over while it computes shows its failure on the decode leg.
-async fn follow(attempt: &Attempt<'_>, frames: &mut FrameStream) -> Result<Followed, Error> {
+async fn follow(attempt: &Attempt<'_>, mut frames: FrameStream) -> Result<Followed, Error> {
     let mut machine = Machine::default();
     loop {
         let frame: Option<PrefillFrame> = frames.next(attempt.time_left()).await?;
         match machine.on(frame) {
             Decision::Wait => {}
-            Decision::Decode(ticket) => return Ok(Followed::Ticket(ticket)),
+            Decision::Decode(ticket) => return Ok(Followed::Ticket(ticket, frames)),
             Decision::GenerateHere(usage) | Decision::Finished(usage) => {
                 return Ok(Followed::GenerateHere(usage));
             }

@@ -4,13 +4,15 @@
 //! sidecar must confirm that the KV was still the right one: settle. If it cannot, the answer is withheld, the decode
 //! worker's cache is quarantined, for it may hold foreign KV now, and the request is computed anew.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use baton_proto::call::{DecodeCall, path};
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
+use futures_util::future::{Either, select};
 
 use super::execution::Held;
-use crate::calls::LegAnswer;
+use crate::calls::{FrameStream, LegAnswer};
 use crate::fleet::{Reservation, Worker};
 use crate::planner;
 use crate::serve::{Attempt, fresh_id};
@@ -40,7 +42,8 @@ pub async fn decode(
     let mut tried = vec![decode.id().clone()];
     loop {
         let reservation = Reservation::new(&decode, 0);
-        let error = match ask(attempt, &held, &decode).await {
+        let rest = held.rest.take();
+        let error = match beside(ask(attempt, &held, &decode), rest).await {
             Ok(answer) => return commit(attempt, *held, answer, decode, reservation).await,
             Err(error) => error,
         };
@@ -70,6 +73,17 @@ pub async fn decode(
         }
         tried.push(other.id().clone());
         decode = other;
+    }
+}
+
+/// Waits for `asked`, and takes what is left of the prefill's frames meanwhile.
+async fn beside<T>(asked: impl Future<Output = T>, rest: Option<FrameStream>) -> T {
+    let Some(rest) = rest else {
+        return asked.await;
+    };
+    match select(pin!(asked), pin!(rest.finish())).await {
+        Either::Left((answer, _)) => answer,
+        Either::Right(((), asked)) => asked.await,
     }
 }
 

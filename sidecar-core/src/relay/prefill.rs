@@ -11,15 +11,15 @@ use std::time::Duration;
 use baton_daemon::http::{BadBody, Body, read_limited};
 use baton_proto::call::{CONTENT_TYPE, EngineAnswer, Outcome, PrefillCall, PrefillFrame};
 use baton_proto::ticket::{Draft, Ticket};
-use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage, frame};
-use bytes::Bytes;
+use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage, TicketId, frame};
+use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use http::header::CONTENT_TYPE as CONTENT_TYPE_HEADER;
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Incoming;
-use tokio::sync::mpsc;
+use tokio::sync::oneshot;
 use tracing::Instrument;
 
 use super::leg::{ActiveLeg, Arrived, engine_broke_off, engine_failed, send};
@@ -38,9 +38,6 @@ const ANSWER_TIME: Duration = Duration::from_secs(30);
 
 /// How long an answer and a cancellation may take to cross.
 const CROSSING: Duration = Duration::from_millis(50);
-
-/// Frames of one leg that may wait for a slow router.
-const FRAMES: usize = 4;
 
 /// Starts a prefill leg. What can be refused before the engine sees it is refused with a plain error answer.
 pub async fn prefill<E: Engine>(
@@ -61,48 +58,73 @@ pub async fn prefill<E: Engine>(
     }
     let leg = ActiveLeg::enter(&core, &arrived).await?;
     let open = core.ledger.open(&arrived.call.ticket)?;
-    let (frames, waiting) = mpsc::channel(FRAMES);
+    let admitted = PrefillFrame::Admitted {
+        id: arrived.call.ticket.clone(),
+        ticket: None,
+    };
+    let (rest, waiting) = oneshot::channel();
     let listener = Listener {
-        frames: waiting,
+        rest: waiting,
         ledger: core.ledger.clone(),
     };
     let span = tracing::info_span!("prefill", request = %arrived.call.request, trace = %arrived.trace.trace_id());
     let running = Running {
         core,
         arrived,
-        incarnation: attached.incarnation,
+        incarnation: attached.incarnation.clone(),
         leg,
-        frames,
+        rest,
     };
     tokio::spawn(running.run(open).instrument(span));
+    Ok(answer(&admitted, listener))
+}
 
-    let body = futures_util::stream::unfold(listener, |mut listener| async {
-        let frame = listener.frames.recv().await?;
-        Some((frame, listener))
-    });
-    let bytes = body.map(|frame| Ok::<_, Infallible>(Frame::data(frame::encode(&frame))));
-    let mut response = Response::new(StreamBody::new(bytes).map_err(Into::into).boxed_unsync());
+/// An answer that begins with `first` at once and ends with the frames that the listener waits for. Each of the two is
+/// one piece of body, written in one go with the head before it or the end behind it.
+fn answer(first: &PrefillFrame, listener: Listener) -> Response<Body> {
+    let first = std::iter::once(frame::encode(first));
+    let rest = futures_util::stream::once(listener.rest()).filter_map(std::future::ready);
+    let pieces = futures_util::stream::iter(first).chain(rest);
+    let body = StreamBody::new(pieces.map(|piece| Ok::<_, Infallible>(Frame::data(piece))));
+    let mut response = Response::new(body.map_err(Into::into).boxed_unsync());
     response
         .headers_mut()
         .insert(CONTENT_TYPE_HEADER, HeaderValue::from_static(CONTENT_TYPE));
-    Ok(response)
+    response
 }
 
 /// The router's end of the frames. A ticket that is still in it when the router goes away was taken by nobody.
 struct Listener {
-    frames: mpsc::Receiver<PrefillFrame>,
+    rest: oneshot::Receiver<Vec<PrefillFrame>>,
     ledger: Ledger,
+}
+
+impl Listener {
+    /// The frames after the first, once they are there; `None` if the leg ended without a word.
+    async fn rest(mut self) -> Option<Bytes> {
+        let frames = (&mut self.rest).await.ok()?;
+        let mut piece = BytesMut::new();
+        for frame in &frames {
+            piece.extend_from_slice(&frame::encode(frame));
+        }
+        Some(piece.freeze())
+    }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.frames.close();
-        while let Ok(frame) = self.frames.try_recv() {
-            if let PrefillFrame::Ready { ticket } = frame {
-                self.ledger.release(&ticket.id);
-            }
+        self.rest.close();
+        if let Some(id) = self.rest.try_recv().ok().as_deref().and_then(ticket_in) {
+            self.ledger.release(id);
         }
     }
+}
+
+fn ticket_in(frames: &[PrefillFrame]) -> Option<&TicketId> {
+    frames.iter().find_map(|frame| match frame {
+        PrefillFrame::Ready { ticket } => Some(&ticket.id),
+        _ => None,
+    })
 }
 
 struct Running<E> {
@@ -110,7 +132,7 @@ struct Running<E> {
     arrived: Arrived<PrefillCall>,
     incarnation: Incarnation,
     leg: ActiveLeg,
-    frames: mpsc::Sender<PrefillFrame>,
+    rest: oneshot::Sender<Vec<PrefillFrame>>,
 }
 
 /// Why a leg has no handoff to offer.
@@ -130,49 +152,36 @@ impl From<Error> for Failure {
 
 impl<E: Engine> Running<E> {
     async fn run(mut self, open: OpenLeg) {
-        let admitted = PrefillFrame::Admitted {
-            id: self.arrived.call.ticket.clone(),
-            ticket: None,
-        };
-        self.tell(admitted).await;
-        match self.ask_engine(open).await {
+        let frames = match self.ask_engine(open).await {
             Ok((ticket, usage, outcome)) => {
                 self.leg.first_token();
                 self.leg.end(None);
-                if let Some(ticket) = ticket {
-                    self.offer(ticket).await;
-                }
-                self.tell(PrefillFrame::Done { usage, outcome }).await;
+                self.core
+                    .metrics
+                    .handoff_bytes
+                    .inc_by(ticket.as_ref().map_or(0, |ticket| ticket.bytes));
+                let ready = ticket.map(|ticket| PrefillFrame::Ready {
+                    ticket: Box::new(ticket),
+                });
+                let done = PrefillFrame::Done { usage, outcome };
+                ready.into_iter().chain([done]).collect()
             }
             Err(Failure { error, answer }) => {
                 tracing::info!(kind = %error.kind, %error, "prefill failed");
                 self.leg.end(Some(error.kind));
-                self.tell(PrefillFrame::Failed { error, answer }).await;
+                vec![PrefillFrame::Failed { error, answer }]
             }
-        }
-    }
-
-    /// A ticket that nobody takes is given up at once.
-    async fn offer(&self, ticket: Ticket) {
-        let id = ticket.id.clone();
-        self.core.metrics.handoff_bytes.inc_by(ticket.bytes);
-        if !self
-            .tell(PrefillFrame::Ready {
-                ticket: Box::new(ticket),
-            })
-            .await
+        };
+        // A ticket that nobody takes is given up at once.
+        if let Err(untold) = self.rest.send(frames)
+            && let Some(id) = ticket_in(&untold)
         {
-            self.core.ledger.release(&id);
+            self.core.ledger.release(id);
         }
-    }
-
-    /// Sends a frame; whether somebody listens.
-    async fn tell(&self, frame: PrefillFrame) -> bool {
-        self.frames.send(frame).await.is_ok()
     }
 
     async fn ask_engine(
-        &self,
+        &mut self,
         open: OpenLeg,
     ) -> Result<(Option<Ticket>, baton_proto::call::PrefillUsage, Outcome), Failure> {
         let quarantine = self.core.quarantine_name();
@@ -216,13 +225,13 @@ impl<E: Engine> Running<E> {
     }
 
     /// Waits for the head of the engine's answer, as long as somebody wants it.
-    async fn head(&self, open: &OpenLeg, body: String) -> Result<Response<Incoming>, Error> {
+    async fn head(&mut self, open: &OpenLeg, body: String) -> Result<Response<Incoming>, Error> {
         let mut sent = std::pin::pin!(send(&self.core, &self.arrived, body));
         let why = tokio::select! {
             biased;
             response = &mut sent => return response,
             () = open.released() => "it was released",
-            () = self.frames.closed() => "its router went away",
+            () = self.rest.closed() => "its router went away",
         };
         // An answer that is already on its way means KV that is held: it is better to learn its id than to cut it off.
         let crossing = tokio::time::timeout(CROSSING, sent);

@@ -69,6 +69,7 @@ impl Decoder {
     pub fn decode<'d>(&'d mut self, payload: &'d [u8]) -> Result<Batch<'d>, Malformed> {
         self.numbers.hashes.clear();
         self.numbers.tokens.clear();
+        self.numbers.digests = false;
         let mut cursor = Cursor::new(payload);
         let mut reading = Reading::default();
         reading.batch(&mut cursor, &mut self.numbers)?;
@@ -93,6 +94,11 @@ impl Decoder {
 }
 
 impl Batch<'_> {
+    /// Whether blocks are named by the bytes of a digest instead of a number.
+    pub fn has_digests(&self) -> bool {
+        self.numbers.digests
+    }
+
     /// The events, in order.
     pub fn events(&self) -> impl Iterator<Item = BlockEvent<'_>> {
         self.events.iter().map(|event| self.event(event))

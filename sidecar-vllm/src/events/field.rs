@@ -122,6 +122,8 @@ pub(super) struct Fields<'a> {
 pub(super) struct Numbers {
     pub(super) hashes: Vec<EngineHash>,
     pub(super) tokens: Vec<u32>,
+    /// Whether a hash was bytes.
+    pub(super) digests: bool,
 }
 
 impl<'a> Fields<'a> {
@@ -135,6 +137,7 @@ impl<'a> Fields<'a> {
         match field {
             Field::Type => self.kind = scalar(cursor, text)?,
             Field::Hashes => {
+                numbers.digests |= begins_with_bytes(*cursor);
                 self.hashes = array(cursor, &mut numbers.hashes, number::read_hashes)?;
             }
             Field::Parent => self.parent = scalar(cursor, number::hash)?,
@@ -210,6 +213,10 @@ fn array<'a, T>(
     *cursor = before;
     cursor.skip()?;
     Ok(Sent::Strange)
+}
+
+fn begins_with_bytes(mut array: Cursor<'_>) -> bool {
+    matches!(array.value(), Ok(Value::Array(1..))) && matches!(array.value(), Ok(Value::Bytes(_)))
 }
 
 fn text(value: Value<'_>) -> Option<&[u8]> {

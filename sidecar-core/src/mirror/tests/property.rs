@@ -13,16 +13,21 @@ use super::{BASE, BLOCK, Bench, bench, stored, told};
 use crate::mirror::TIERS;
 use crate::mirror::event::{BlockEvent, Content, EngineHash, Removed, Stored, Told};
 
+/// Blocks of a sequence, from one of its blocks to its end.
+#[derive(Debug, Clone)]
+struct Store {
+    path: Vec<bool>,
+    from: usize,
+    variant: u64,
+    tier: Tier,
+    /// From which of these blocks on they are not understood.
+    strange: Option<usize>,
+}
+
 /// What an engine may say in the property test: blocks of a binary tree of sequences, each under one of two names.
 #[derive(Debug, Clone)]
 enum Said {
-    Store {
-        path: Vec<bool>,
-        from: usize,
-        variant: u64,
-        tier: Tier,
-        strange: Option<usize>,
-    },
+    Store(Store),
     Named {
         path: Vec<bool>,
         variant: u64,
@@ -48,12 +53,14 @@ fn said() -> impl Strategy<Value = Said> {
         tier(),
         prop::option::weighted(0.1, 0..4usize),
     )
-        .prop_map(|(path, from, variant, tier, strange)| Said::Store {
-            from: from % path.len(),
-            path,
-            variant,
-            tier,
-            strange,
+        .prop_map(|(path, from, variant, tier, strange)| {
+            Said::Store(Store {
+                from: from % path.len(),
+                path,
+                variant,
+                tier,
+                strange,
+            })
         });
     prop_oneof![
         40 => store,
@@ -74,38 +81,35 @@ fn tokens(path: &[bool]) -> Vec<u32> {
     path.iter().flat_map(|bit| [u32::from(*bit), 9]).collect()
 }
 
+fn tell_store(bench: &mut Bench, naive: &mut Naive, store: &Store) -> Vec<KvEvent> {
+    let (path, from) = (&store.path, store.from);
+    let names: Vec<EngineHash> = (from..path.len())
+        .map(|at| name(&path[..=at], store.variant))
+        .collect();
+    let parent = (from > 0).then(|| name(&path[..from], store.variant));
+    let understood = store.strange.unwrap_or(usize::MAX);
+    let text = |at: usize| (at < understood).then(|| tokens(&path[from + at..=from + at]));
+    let blocks: Vec<_> = names
+        .iter()
+        .enumerate()
+        .map(|(at, name)| (*name, text(at)))
+        .collect();
+    naive.store(parent, &blocks, store.tier);
+    let tokens = tokens(&path[from..]);
+    let told = Told {
+        understood,
+        ..told(parent, &tokens)
+    };
+    bench.say(BlockEvent::Stored(Stored {
+        tier: store.tier,
+        ..stored(&names, told)
+    }))
+}
+
 /// Says it to both.
 fn tell(bench: &mut Bench, naive: &mut Naive, said: &Said) -> Vec<KvEvent> {
     match said {
-        Said::Store {
-            path,
-            from,
-            variant,
-            tier,
-            strange,
-        } => {
-            let names: Vec<EngineHash> = (*from..path.len())
-                .map(|at| name(&path[..=at], *variant))
-                .collect();
-            let parent = (*from > 0).then(|| name(&path[..*from], *variant));
-            let understood = strange.unwrap_or(usize::MAX);
-            let text = |at: usize| (at < understood).then(|| tokens(&path[from + at..=from + at]));
-            let blocks: Vec<_> = names
-                .iter()
-                .enumerate()
-                .map(|(at, name)| (*name, text(at)))
-                .collect();
-            naive.store(parent, &blocks, *tier);
-            let tokens = tokens(&path[*from..]);
-            let told = Told {
-                understood,
-                ..told(parent, &tokens)
-            };
-            bench.say(BlockEvent::Stored(Stored {
-                tier: *tier,
-                ..stored(&names, told)
-            }))
-        }
+        Said::Store(store) => tell_store(bench, naive, store),
         Said::Named {
             path,
             variant,

@@ -1,0 +1,105 @@
+//! The measuring half of `cargo xtask bench`: loads what xtask has started and prints what it saw.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use baton_integration::bench::figure::Event;
+use baton_integration::bench::load::Amount;
+use baton_integration::bench::overhead::{self, Extent, Plan};
+use baton_integration::bench::row;
+use clap::{Parser, Subcommand};
+
+/// Loads running processes and prints what it saw, one JSON object a line.
+///
+/// `cargo xtask bench` starts the processes and this program; it is of little use by itself.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// What Baton adds to an engine, beside a minimal relay.
+    Overhead {
+        /// Addresses and process ids of all that runs, in JSON.
+        #[arg(value_name = "PLAN")]
+        plan: PathBuf,
+        /// Rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// How long each measurement takes.
+        #[arg(long, default_value_t = 1.5)]
+        seconds: f64,
+        /// How long clients ask before anything counts.
+        #[arg(long, default_value_t = 0.2)]
+        warm_up_seconds: f64,
+        /// Count so many answers per measurement instead of measuring for a time.
+        #[arg(long)]
+        requests: Option<usize>,
+        /// Measure only the figures whose names begin so.
+        #[arg(long, value_name = "PREFIX", default_value = "")]
+        only: String,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let Bench::Overhead {
+        plan,
+        rounds,
+        seconds,
+        warm_up_seconds,
+        requests,
+        only,
+    } = &args.bench;
+    let text = std::fs::read_to_string(plan);
+    let text = text.with_context(|| format!("cannot read {}", plan.display()))?;
+    let plan: Plan = serde_json::from_str(&text).context("the plan is strange")?;
+    let time = |seconds| Duration::try_from_secs_f64(seconds).context("a time is impossible");
+    let amount = match requests {
+        Some(requests) => Amount::Requests((*requests).max(1)),
+        None => Amount::Time(time(*seconds)?),
+    };
+    let extent = Extent {
+        rounds: (*rounds).max(1),
+        warm_up: time(*warm_up_seconds)?,
+        amount,
+    };
+    let progress = |done, total, note: &str| print(&Event::Progress { done, total, note });
+    // One thread: it must take as little as it can of what it measures.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let figures = runtime.block_on(overhead::run(&plan, extent, only, progress))?;
+    for figure in &figures {
+        print(&Event::Figure(figure));
+    }
+    let mut wanted = row::names();
+    wanted.retain(|name| name.starts_with(only.as_str()));
+    let got: Vec<&str> = figures.iter().map(|figure| figure.name.as_str()).collect();
+    ensure!(
+        got == wanted,
+        "figures are missing: {wanted:?} were to be measured"
+    );
+    Ok(())
+}
+
+fn print(event: &Event<'_>) {
+    // Whoever reads may have gone; that ends this process soon enough.
+    let line = serde_json::to_string(event).unwrap_or_default();
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
+}

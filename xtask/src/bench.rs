@@ -1,0 +1,178 @@
+//! `bench`: what Baton costs, measured on processes of a release build.
+//!
+//! This half starts and ends everything and shows what came out; what is sent and counted is in `baton-bench`
+//! (`integration/src/bench/`).
+
+mod setting;
+mod table;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use self::setting::Setting;
+use crate::progress::Progress;
+use crate::system::{self, Missing, Need};
+use crate::{namespace, workspace};
+
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    /// What router and sidecars add to an engine, beside a minimal relay with the same hops.
+    ///
+    /// Starts emulated engines that answer without delay, Baton in front of them, and a minimal hyper relay that carries
+    /// the same requests over the same hops; then loads Baton, the relay and an engine itself in turns: split and local,
+    /// whole answers and streams of 16 chunks, prompts of 512 and 8192 words, 1 and 64 requests at a time. Every answer is
+    /// compared with the engine's own. Takes about eight minutes after the build. What is compared, and what the figures
+    /// depend on, is in docs/performance.md. Ctrl-C ends everything.
+    Overhead(OverheadArgs),
+}
+
+/// What `bench overhead` is asked for.
+#[derive(Args)]
+pub(crate) struct OverheadArgs {
+    /// Print figures as JSON, one object a line, instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Rounds; a figure is the median of all [default: 5, or 1 with --smoke].
+    #[arg(long)]
+    rounds: Option<u32>,
+
+    /// How long each measurement takes [default: 1.5].
+    #[arg(long, conflicts_with = "requests")]
+    seconds: Option<f64>,
+
+    /// Count so many answers per measurement instead [default with --smoke: 64].
+    #[arg(long)]
+    requests: Option<u32>,
+
+    /// Measure only the figures whose names begin so, such as overhead.cpu_us.split_512.
+    #[arg(long, value_name = "NAME-PREFIX", default_value = "")]
+    only: String,
+
+    /// Engine to start instead of the emulated one; it is given the same flags.
+    #[arg(long, value_name = "FILE")]
+    engine_binary: Option<PathBuf>,
+
+    /// The whole matrix in seconds: shows that everything still works and measures nothing.
+    #[arg(long)]
+    smoke: bool,
+}
+
+/// A line that `baton-bench` prints.
+#[derive(Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event {
+    Progress { done: u64, total: u64, note: String },
+    Figure(Figure),
+}
+
+/// A figure.
+#[derive(Clone, Deserialize, Serialize)]
+struct Figure {
+    name: String,
+    value: f64,
+    unit: String,
+    spread: [f64; 2],
+    reference: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    direct: Option<f64>,
+}
+
+/// Builds what is needed and measures.
+pub(crate) fn run(bench: &Bench, missing: Missing) -> Result<()> {
+    let Bench::Overhead(args) = bench;
+    if namespace::is_inside() {
+        namespace::prepare()?;
+        return overhead(args);
+    }
+    let needs = [Need::CxxCompiler, Need::Ip, Need::Namespaces];
+    system::ensure_present(&needs, missing)?;
+    workspace::build_release()?;
+    namespace::enter()
+}
+
+fn overhead(args: &OverheadArgs) -> Result<()> {
+    let logs = workspace::target_dir().join("bench/overhead");
+    fs::create_dir_all(&logs).with_context(|| format!("could not make {}", logs.display()))?;
+    warn_if_busy();
+    let emulated = || workspace::release_binary("baton-emulated-vllm");
+    let engine = args.engine_binary.clone().unwrap_or_else(emulated);
+    let mut setting = Setting::start(&engine, &logs)?;
+    let plan = logs.join("plan.json");
+    fs::write(&plan, serde_json::to_string_pretty(&setting.plan()?)?)
+        .with_context(|| format!("could not write {}", plan.display()))?;
+    let measured = measure(args, &plan);
+    // What ended says more than what it ended.
+    setting.check_running()?;
+    let figures = measured?;
+    if args.json {
+        for figure in &figures {
+            println!("{}", serde_json::to_string(figure)?);
+        }
+    } else {
+        table::print(&figures);
+    }
+    Ok(())
+}
+
+/// Figures of a machine that does something else as well are worth little; only their ratios are worth something.
+fn warn_if_busy() {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let last_minute = load.split(' ').next().and_then(|load| load.parse().ok());
+    if last_minute.is_some_and(|load: f64| load > 1.0) {
+        eprintln!(
+            "this machine is busy (load {}): compare ratios only",
+            load.trim()
+        );
+    }
+}
+
+fn measure(args: &OverheadArgs, plan: &Path) -> Result<Vec<Figure>> {
+    let mut command = Command::new(workspace::release_binary("baton-bench"));
+    command
+        .arg("overhead")
+        .arg(plan)
+        .args(["--only", &args.only]);
+    let rounds = args.rounds.or(args.smoke.then_some(1));
+    let requests = args.requests.or(args.smoke.then_some(64));
+    let numbers = [
+        ("--rounds", rounds.map(|rounds| rounds.to_string())),
+        ("--seconds", args.seconds.map(|seconds| seconds.to_string())),
+        ("--requests", requests.map(|requests| requests.to_string())),
+        ("--warm-up-seconds", args.smoke.then(|| "0.02".to_owned())),
+    ];
+    for (flag, number) in numbers {
+        command.args(number.iter().flat_map(|number| [flag, number.as_str()]));
+    }
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("could not start baton-bench")?;
+    let output = child.stdout.take().context("baton-bench has no output")?;
+    let mut progress = Progress::start("overhead");
+    let mut figures = Vec::new();
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        match serde_json::from_str(&line)
+            .with_context(|| format!("baton-bench printed {line:?}"))?
+        {
+            Event::Progress { done, total, note } => progress.at(done, total, &note),
+            Event::Figure(figure) => figures.push(figure),
+        }
+    }
+    // What failed has been said by it.
+    let status = child.wait()?;
+    ensure!(status.success(), "the measurement failed ({status})");
+    progress.done(&format!(
+        "{} figures, every answer was right",
+        figures.len()
+    ));
+    Ok(figures)
+}
