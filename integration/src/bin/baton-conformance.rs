@@ -101,7 +101,7 @@ fn run(args: &Args) -> Result<bool> {
     let wanted: Vec<Case> = cases::all().into_iter().filter(wanted).collect();
     if args.list {
         for case in &wanted {
-            println!("{}", case.name);
+            say(&case.name);
         }
         return Ok(true);
     }
@@ -133,7 +133,7 @@ fn run(args: &Args) -> Result<bool> {
 }
 
 fn explain() {
-    println!("What may differ, where, and why:");
+    say("What may differ, where, and why:");
     for Mask {
         at,
         rule,
@@ -141,11 +141,11 @@ fn explain() {
         why,
     } in MASKS
     {
-        println!("  {at}: {rule:?} ({when:?}): {why}");
+        say(&format!("  {at}: {rule:?} ({when:?}): {why}"));
     }
-    println!("Recordings that no case uses:");
+    say("Recordings that no case uses:");
     for (name, why) in left_out::EXCHANGES.iter().chain(left_out::NOT_TAKEN) {
-        println!("  {name}: {why}");
+        say(&format!("  {name}: {why}"));
     }
 }
 
@@ -221,10 +221,11 @@ impl Screen {
         self.bar.inc(1);
         self.bar.set_message(report.name.clone());
         if self.json {
-            print(&json!({"event": "progress", "done": self.done, "total": self.total}));
-            print(&event(report));
+            let progress = json!({"event": "progress", "done": self.done, "total": self.total});
+            say(&progress.to_string());
+            say(&event(report).to_string());
         } else {
-            self.bar.suspend(|| println!("{}", line(report)));
+            self.bar.suspend(|| say(&line(report)));
         }
     }
 
@@ -238,13 +239,15 @@ impl Screen {
         let conform = count(|outcome| matches!(outcome, Outcome::Conforms(_)));
         let differ = count(|outcome| matches!(outcome, Outcome::Differs(_)));
         let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
-        println!("{conform} cases conform, {differ} differ, {skipped} were skipped");
+        say(&format!(
+            "{conform} cases conform, {differ} differ, {skipped} were skipped"
+        ));
     }
 }
 
-fn print(event: &Value) {
-    // A reader that has gone is told by the exit status.
-    let _ = writeln!(io::stdout(), "{event}");
+/// A reader that has gone is told by the exit status.
+fn say(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 fn event(report: &CaseReport) -> Value {
