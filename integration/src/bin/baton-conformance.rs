@@ -9,23 +9,26 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use baton_integration::conformance::cases::{self, Case};
+use baton_integration::conformance::mask::{MASKS, Mask};
 use baton_integration::conformance::target::{Launcher, Place, Role, Target};
-use baton_integration::conformance::{self, CaseReport, Outcome};
+use baton_integration::conformance::{self, CaseReport, Outcome, left_out};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 /// Compares engines with what was recorded of vLLM 0.32.0.
 ///
-/// Name engines that run already, or give the command that launches one after `--`, or both: then engines that run are used
-/// where their flags do not matter, and others are launched for cases that need other flags, a fresh cache, or an engine
-/// that may be killed. A case that cannot be run is skipped, with the reason.
+/// Name engines that run already, or give the command that launches one after --, or both: then
+/// engines that run are used where their flags do not matter, and others are launched for cases that
+/// need other flags, a fresh cache, or an engine that may be killed. A case that cannot be run is
+/// skipped, with the reason.
 ///
 /// Examples:
 ///
 ///   baton-conformance -- baton-emulated-vllm --model integration/recordings/vllm/model
 ///
-///   baton-conformance --prefill http://127.0.0.1:8201 --decode http://127.0.0.1:8202 --aggregated http://127.0.0.1:8204
+///   baton-conformance --prefill http://127.0.0.1:8201 --decode http://127.0.0.1:8202 \
+///     --aggregated http://127.0.0.1:8204
 #[derive(Debug, Parser)]
 #[command(max_term_width = 100, verbatim_doc_comment)]
 struct Args {
@@ -68,6 +71,9 @@ struct Args {
     /// Print the names of the cases and end.
     #[arg(long)]
     list: bool,
+    /// Print what may differ from the recordings, and which recordings are not used, with reasons, and end.
+    #[arg(long)]
+    explain: bool,
     /// Print one JSON object a line, as end-to-end clients do.
     #[arg(long)]
     json: bool,
@@ -95,8 +101,12 @@ fn run(args: &Args) -> Result<bool> {
     let wanted: Vec<Case> = cases::all().into_iter().filter(wanted).collect();
     if args.list {
         for case in &wanted {
-            println!("{}", case.name);
+            say(&case.name);
         }
+        return Ok(true);
+    }
+    if args.explain {
+        explain();
         return Ok(true);
     }
     ensure!(
@@ -120,6 +130,23 @@ fn run(args: &Args) -> Result<bool> {
         eprintln!("logs of launched engines are in {}", kept.display());
     }
     Ok(held)
+}
+
+fn explain() {
+    say("What may differ, where, and why:");
+    for Mask {
+        at,
+        rule,
+        when,
+        why,
+    } in MASKS
+    {
+        say(&format!("  {at}: {rule:?} ({when:?}): {why}"));
+    }
+    say("Recordings that no case uses:");
+    for (name, why) in left_out::EXCHANGES.iter().chain(left_out::NOT_TAKEN) {
+        say(&format!("  {name}: {why}"));
+    }
 }
 
 fn target(args: &Args, directory: PathBuf) -> Result<Target> {
@@ -194,10 +221,11 @@ impl Screen {
         self.bar.inc(1);
         self.bar.set_message(report.name.clone());
         if self.json {
-            print(&json!({"event": "progress", "done": self.done, "total": self.total}));
-            print(&event(report));
+            let progress = json!({"event": "progress", "done": self.done, "total": self.total});
+            say(&progress.to_string());
+            say(&event(report).to_string());
         } else {
-            self.bar.suspend(|| println!("{}", line(report)));
+            self.bar.suspend(|| say(&line(report)));
         }
     }
 
@@ -211,13 +239,15 @@ impl Screen {
         let conform = count(|outcome| matches!(outcome, Outcome::Conforms(_)));
         let differ = count(|outcome| matches!(outcome, Outcome::Differs(_)));
         let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
-        println!("{conform} cases conform, {differ} differ, {skipped} were skipped");
+        say(&format!(
+            "{conform} cases conform, {differ} differ, {skipped} were skipped"
+        ));
     }
 }
 
-fn print(event: &Value) {
-    // A reader that has gone is told by the exit status.
-    let _ = writeln!(io::stdout(), "{event}");
+/// A reader that has gone is told by the exit status.
+fn say(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 fn event(report: &CaseReport) -> Value {

@@ -78,8 +78,10 @@ pub enum Step {
     Families(Role, &'static str),
     /// Sends a request that was not recorded, to a rank if one is given, and looks at the status only.
     Send(Role, Option<u64>, Value),
-    /// The engine's event log since its boot begins as the recorded one.
+    /// The engine's event log since its boot is the recorded one, and lawful.
     Log(Role, Log),
+    /// The engine's event log since its boot is lawful.
+    Lawful(Role),
     /// The replay socket answers as recorded.
     Replay(Role),
     /// A subscriber hears what is replayed.

@@ -1,16 +1,16 @@
 //! Carries out a case against a target.
 
+mod lives;
 mod observe;
 mod relate;
 mod tickets;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::answer::Answer;
-use super::cases::{Case, Identity, Part, Step};
+use super::cases::{Case, Part, Step};
 use super::fresh::{self, Fresh};
 use super::http::{self, Request};
 use super::laws::exchange::{self, Exchange};
@@ -20,9 +20,6 @@ use super::recording::{self, Recording, Source};
 use super::shape::{self, Difference};
 use super::target::{Launched, Obstacle, Place, Role, Target};
 use super::{Outcome, laws};
-
-/// A request that is never answered is given up after this.
-const GIVEN_UP: Duration = Duration::from_secs(3);
 
 /// What the recorded tokenizer makes of a text.
 const TOKENIZED: (&str, [u64; 4]) = ("the quick brown fox", [728, 792, 796, 761]);
@@ -37,7 +34,7 @@ pub(super) struct Runner<'a> {
     asked: Vec<(&'static Recording, Answer)>,
     /// Prompts that an engine has seen in this case.
     seen: BTreeSet<(Role, String)>,
-    /// Prompts with what was generated from them.
+    /// Prompts with what was computed of what was generated from them.
     sequences: BTreeMap<Role, Vec<Vec<u64>>>,
     counters: Option<(Page, Page)>,
     found: Vec<Difference>,
@@ -167,6 +164,7 @@ impl<'a> Runner<'a> {
             Step::Families(role, page) => self.families(*role, page),
             Step::Send(role, rank, body) => self.send_unrecorded(*role, *rank, body),
             Step::Log(role, log) => self.log(*role, *log),
+            Step::Lawful(role) => self.lawful(*role, 0).map(drop),
             Step::Replay(role) => self.replay(*role),
             Step::Heard(role) => self.heard(*role),
             Step::Handshake(role) => self.handshake(*role),
@@ -179,11 +177,6 @@ impl<'a> Runner<'a> {
             Some(own) => Ok(own.place.clone()),
             None => Ok(self.target.engine(self.case.setup, role)?),
         }
-    }
-
-    fn launched(&mut self, role: Role) -> Result<&mut Launched, Stop> {
-        let own = self.own.get_mut(&role);
-        own.ok_or_else(|| Stop::Fail(format!("the case has no {} engine of its own", role.name())))
     }
 
     /// Sends a request and judges the exchange by the laws.
@@ -209,8 +202,11 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Remembers what the engine's event log may tell of.
+    /// Remembers what the engine's event log must tell of.
     fn remember(&mut self, role: Role, request: &Request, answer: &Answer) {
+        if answer.status != 200 {
+            return;
+        }
         let mut sequences = prompts_of(request);
         if sequences.is_empty() {
             let asked = fresh::tokenize_body(request);
@@ -218,16 +214,25 @@ impl<'a> Runner<'a> {
             sequences.extend(tokens.filter(|tokens| !tokens.is_empty()));
         }
         let generated = answer.tokens().unwrap_or_default();
-        for (sequence, generated) in sequences.iter_mut().zip(generated) {
+        for (sequence, mut generated) in sequences.iter_mut().zip(generated) {
+            // Nothing was computed from the last one.
+            generated.pop();
             sequence.extend(generated);
         }
         self.sequences.entry(role).or_default().extend(sequences);
     }
 
-    fn break_laws(&mut self, label: &str, broken: Vec<laws::Broken>) {
-        let law = |(law, what): laws::Broken| Difference::new(format!("law: {law}"), what);
+    /// Adds what was found about something.
+    fn add(&mut self, label: &str, differences: Vec<Difference>) {
+        let differences = differences.into_iter();
         self.found
-            .extend(broken.into_iter().map(|broken| law(broken).of(label)));
+            .extend(differences.map(|difference| difference.of(label)));
+    }
+
+    fn break_laws(&mut self, label: &str, broken: Vec<laws::Broken>) {
+        let broken = broken.into_iter();
+        let told = broken.map(|(law, what)| Difference::new(format!("law: {law}"), what));
+        self.add(label, told.collect());
     }
 
     fn ask(&mut self, name: &str) -> Result<(), Stop> {
@@ -255,12 +260,7 @@ impl<'a> Runner<'a> {
         }
         self.checked += 1;
         let differences = shape::answers(&expected, &seen, &circumstances);
-        let name = recording.name.as_str();
-        self.found.extend(
-            differences
-                .into_iter()
-                .map(|difference| difference.of(name)),
-        );
+        self.add(&recording.name, differences);
         if let Some(ticket) = seen.ticket() {
             self.fresh.ticket = ticket.clone();
         }
@@ -340,31 +340,6 @@ impl<'a> Runner<'a> {
         }
         fresh::expect_prompt_of(tokens, expected);
         Ok(())
-    }
-
-    fn has_died(&mut self) -> Result<(), Stop> {
-        let place = self.engine(Role::Decode)?;
-        self.checked += 1;
-        Ok(http::until_refused(place.address()?)?)
-    }
-
-    fn never_answered(&mut self, name: &str) -> Result<(), Stop> {
-        let request = self.fresh.request(recording::named(name));
-        let place = self.engine(Role::Decode)?;
-        self.checked += 1;
-        match http::ask_within(&place.base, &request, GIVEN_UP) {
-            Ok(answer) => Err(Stop::Fail(format!(
-                "{name} was answered: {}",
-                answer.status
-            ))),
-            Err(_) => self.has_died(),
-        }
-    }
-
-    fn start_again(&mut self, role: Role, identity: Identity) -> Result<(), Stop> {
-        let new = format!("{}-again-{}", role.name(), std::process::id());
-        let engine_id = (identity == Identity::New).then_some(new.as_str());
-        Ok(self.launched(role)?.start_again(engine_id)?)
     }
 
     fn send_unrecorded(&mut self, role: Role, rank: Option<u64>, body: &Value) -> Result<(), Stop> {

@@ -15,6 +15,14 @@ fn one_token(prompt: impl Iterator<Item = u64>) -> Value {
     json!({"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0})
 }
 
+fn many_tokens(prompt: impl Iterator<Item = u64>, count: u64) -> Value {
+    let mut body = one_token(prompt);
+    body["max_tokens"] = count.into();
+    body["ignore_eos"] = true.into();
+    body["return_token_ids"] = true.into();
+    body
+}
+
 /// 64 blocks: what was used last is evicted last, each sequence from its tail; a reset is told with the next request only.
 fn evictions() -> Case {
     let asked = [
@@ -37,6 +45,10 @@ fn evictions() -> Case {
     steps.push(Step::Send(role, None, one_token(300..364)));
     steps.push(Step::Log(role, Log::of("agg", 13, Hashes::Renamed)));
     steps.push(Step::Replay(role));
+    // Not recorded, but by law: 63 computed tokens fill one block, 64 fill two.
+    steps.push(Step::Send(role, None, many_tokens(400..420, 44)));
+    steps.push(Step::Send(role, None, many_tokens(500..520, 45)));
+    steps.push(Step::Lawful(role));
     steps.push(Step::Heard(role));
     Case::new("events_evictions", Setup::SmallCache, steps).on_engines_of_its_own(&[role])
 }

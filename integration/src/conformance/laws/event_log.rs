@@ -1,6 +1,6 @@
 //! Laws of an event log that begins with its process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -273,9 +273,11 @@ fn cbor_head(major: u8, value: u64) -> Vec<u8> {
     head
 }
 
-/// Every stored block must lie on one of the sequences (prompt and generated tokens) that the engine was asked for, from
-/// its start.
-pub fn blocks_lie_on(log: &[Batch], sequences: &[Vec<u64>]) -> Vec<String> {
+/// Every stored block lies on one of the sequences that the engine was asked for, and every full block of them was stored.
+///
+/// A sequence is the prompt and what was generated but for the last token: nothing was computed from that.
+pub fn blocks_of(log: &[Batch], sequences: &[Vec<u64>]) -> Vec<String> {
+    let block_size = usize::try_from(BLOCK_SIZE).unwrap_or(1);
     let mut prefixes: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     let mut wrong = Vec::new();
     for (seq, event) in events(log).filter(|(_, event)| kind(event) == "BlockStored") {
@@ -283,7 +285,6 @@ pub fn blocks_lie_on(log: &[Batch], sequences: &[Vec<u64>]) -> Vec<String> {
         let mut prefix = parent.cloned().unwrap_or_default();
         let tokens = event["token_ids"].as_array().into_iter().flatten();
         let tokens: Vec<u64> = tokens.filter_map(Value::as_u64).collect();
-        let block_size = usize::try_from(BLOCK_SIZE).unwrap_or(1);
         for (hash, tokens) in hashes(event).zip(tokens.chunks(block_size)) {
             prefix.extend(tokens);
             prefixes.insert(hash.to_string(), prefix.clone());
@@ -292,9 +293,21 @@ pub fn blocks_lie_on(log: &[Batch], sequences: &[Vec<u64>]) -> Vec<String> {
             .iter()
             .any(|sequence| sequence.starts_with(&prefix))
         {
+            let tokens = prefix.len();
             wrong.push(format!(
-                "batch {seq}: {} tokens that nobody asked for",
-                prefix.len()
+                "batch {seq}: {tokens} tokens that nobody asked for"
+            ));
+        }
+    }
+    let stored: BTreeSet<&[u64]> = prefixes.values().map(Vec::as_slice).collect();
+    for sequence in sequences {
+        let full = (1..=sequence.len() / block_size).map(|block| &sequence[..block * block_size]);
+        let mut missing = full.filter(|prefix| !stored.contains(prefix));
+        if let Some(prefix) = missing.next() {
+            wrong.push(format!(
+                "{} tokens of {} were never stored",
+                prefix.len(),
+                sequence.len()
             ));
         }
     }

@@ -140,68 +140,61 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// The engine's log since its boot, with at least so many batches.
-    fn replayed(&mut self, role: Role, batches: usize) -> Result<Vec<Batch>, Stop> {
+    /// The engine's log since its boot, once it is as it must be, or after a while whatever it is.
+    fn replayed(
+        &mut self,
+        role: Role,
+        complete: impl Fn(&[Batch]) -> bool,
+    ) -> Result<Vec<Batch>, Stop> {
         let place = self.engine(role)?;
         let (_, replay) = target::event_sockets(&place.base, 0)?;
-        let log = http::until(
-            &format!("{batches} batches are replayed"),
-            FOLLOW_BOUND,
-            || {
-                let log = socket::replay(&replay, 0).ok()?;
-                (log.len() >= batches).then_some(log)
-            },
-        );
+        let log = http::until("a log is complete", FOLLOW_BOUND, || {
+            let log = socket::replay(&replay, 0).ok()?;
+            complete(&log).then_some(log)
+        });
         match log {
             Ok(log) => Ok(log),
-            // What is missing is told by the comparison.
+            // What is missing is told by whoever looks at it.
             Err(_) => Ok(socket::replay(&replay, 0)?),
         }
     }
 
     pub(super) fn log(&mut self, role: Role, log: Log) -> Result<(), Stop> {
-        let seen = self.replayed(role, log.batches)?;
-        self.checked += event_log::LAWS.len() + 1;
-        self.break_laws(role.name(), event_log::broken(&seen));
-        let sequences = self.sequences.get(&role).cloned().unwrap_or_default();
-        let nobody = event_log::blocks_lie_on(&seen, &sequences);
-        let law = "a stored block is of a prompt or of what was generated";
-        self.break_laws(
-            role.name(),
-            nobody.into_iter().map(|what| (law, what)).collect(),
-        );
-        if self.case.setup == Setup::Ranks {
-            let wrong = event_log::hashes_can_be_computed(&seen);
-            let law = "hashes can be computed from tokens";
-            self.break_laws(
-                role.name(),
-                wrong.into_iter().map(|what| (law, what)).collect(),
-            );
-        }
+        let seen = self.lawful(role, log.batches)?;
         let recorded = &events::recorded()[log.name][0];
-        self.checked += log.batches;
         let recorded = &recorded[..log.batches.min(recorded.len())];
-        let differences = events::compare(recorded, &seen, log.hashes);
-        self.found.extend(
-            differences
-                .into_iter()
-                .map(|difference| difference.of(log.name)),
-        );
+        self.checked += recorded.len();
+        self.add(log.name, events::compare(recorded, &seen, log.hashes));
         Ok(())
     }
 
+    /// The engine's log since its boot, judged by the laws.
+    pub(super) fn lawful(&mut self, role: Role, batches: usize) -> Result<Vec<Batch>, Stop> {
+        let sequences = self.sequences.get(&role).cloned().unwrap_or_default();
+        let seen = self.replayed(role, |seen| {
+            seen.len() >= batches && event_log::blocks_of(seen, &sequences).is_empty()
+        })?;
+        self.checked += event_log::LAWS.len() + 1;
+        self.break_laws(role.name(), event_log::broken(&seen));
+        let wrong = event_log::blocks_of(&seen, &sequences).into_iter();
+        let law = "what is stored are the full blocks of what was computed";
+        self.break_laws(role.name(), wrong.map(|what| (law, what)).collect());
+        if self.case.setup == Setup::Ranks {
+            let wrong = event_log::hashes_can_be_computed(&seen).into_iter();
+            let law = "hashes can be computed from tokens";
+            self.break_laws(role.name(), wrong.map(|what| (law, what)).collect());
+        }
+        Ok(seen)
+    }
+
     pub(super) fn replay(&mut self, role: Role) -> Result<(), Stop> {
-        let log = self.replayed(role, 0)?;
+        let log = self.replayed(role, |_| true)?;
         let place = self.engine(role)?;
         let (_, endpoint) = target::event_sockets(&place.base, 0)?;
         for exchange in socket::recorded_replays() {
             self.checked += 1;
             let differences = socket::compare_replay(&endpoint, &exchange, &log)?;
-            self.found.extend(
-                differences
-                    .into_iter()
-                    .map(|difference| difference.of(&exchange.label)),
-            );
+            self.add(&exchange.label, differences);
         }
         Ok(())
     }
@@ -222,7 +215,7 @@ impl Runner<'_> {
                 continue;
             };
             self.checked += 1;
-            let log = self.replayed(role, 0)?;
+            let log = self.replayed(role, |log| log.iter().any(|batch| batch.seq == heard.seq))?;
             let replayed = log.iter().find(|batch| batch.seq == heard.seq);
             if replayed != Some(&heard) {
                 let what = format!("heard {heard:?}, replayed {replayed:?}");
