@@ -37,8 +37,8 @@ static GROWTH: LazyLock<Growth> = LazyLock::new(|| {
 /// A recorded page of metrics.
 pub(in crate::conformance) fn recorded_page(name: &str) -> Option<Page> {
     let text = match name {
-        "aggregated" => include_str!("../../../recordings/vllm/metrics/aggregated.txt"),
-        "decode" => include_str!("../../../recordings/vllm/metrics/decode.txt"),
+        "aggregated" => include_str!("../../../recordings/vllm/metrics_agg.txt"),
+        "decode" => include_str!("../../../recordings/vllm/metrics_decode.txt"),
         "prefill" => include_str!("../../../recordings/vllm/metrics_prefill.txt"),
         _ => return None,
     };
