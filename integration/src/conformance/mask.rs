@@ -184,6 +184,7 @@ pub const MASKS: &[Mask] = &[
     // Events; hashes are compared too, by renaming them.
     always("event.token_ids", Rule::Numbers, SAMPLED),
     // Engines that are not as the recorded ones were.
+    mask("prompt", Rule::Text, When::OtherTokenizer, TOKENIZER),
     mask("count", Rule::Number, When::OtherTokenizer, TOKENIZER),
     mask("tokens", Rule::Numbers, When::OtherTokenizer, TOKENIZER),
     mask("token_strs", Rule::Each, When::OtherTokenizer, TOKENIZER),
