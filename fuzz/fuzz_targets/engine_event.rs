@@ -11,7 +11,7 @@ fuzz_target!(|data: &[u8]| {
     let whole: Vec<&[u8]> = sse::events(data).collect();
     assert_eq!(whole.concat(), data, "cutting loses nothing");
     for content in whole.into_iter().filter_map(sse::data) {
-        assert_eq!(judge_event(content) == Verdict::Done, content == b"[DONE]");
+        assert_eq!(judge_event(&content) == Verdict::Done, *content == *b"[DONE]");
     }
     if judge_answer(data).is_ok() {
         let answer: serde_json::Value = serde_json::from_slice(data).unwrap_or_default();

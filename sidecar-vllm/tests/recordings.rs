@@ -250,7 +250,7 @@ fn recorded_streams_are_judged_event_by_event() {
     for Stream { name, stream } in streams {
         let verdicts: Vec<Verdict> = sse::events(stream.as_bytes())
             .filter_map(sse::data)
-            .map(judge_event)
+            .map(|data| judge_event(&data))
             .collect();
         assert_eq!(verdicts.last(), Some(&Verdict::Done), "{name}");
         let failed = verdicts

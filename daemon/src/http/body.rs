@@ -69,7 +69,7 @@ pub enum BadBody {
     #[error("is longer than {0} bytes")]
     TooLarge(usize),
     /// Not complete in time.
-    #[error("did not arrive within {} s", .0.as_secs_f64())]
+    #[error("did not arrive within {:.1} s", .0.as_secs_f64())]
     TooSlow(Duration),
     /// The connection broke or its framing was wrong.
     #[error("broke off: {0}")]

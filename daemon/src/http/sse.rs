@@ -1,5 +1,6 @@
 //! Server-sent events as they pass: cut into whole events, bytes untouched.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -15,10 +16,10 @@ const MAX_EVENT: usize = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum BrokenStream {
     /// The connection broke, or ended inside an event.
-    #[error("the stream broke off: {0}")]
+    #[error("{0}")]
     Broken(String),
     /// Nothing came for too long.
-    #[error("nothing came for {} s", .0.as_secs_f64())]
+    #[error("nothing came for {:.1} s", .0.as_secs_f64())]
     Stalled(Duration),
     /// One event is absurdly long.
     #[error("an event is longer than {MAX_EVENT} bytes")]
@@ -97,20 +98,43 @@ pub fn events(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
         if bytes.is_empty() {
             return None;
         }
-        let [lf, crlf] = [b"\n\n".as_slice(), b"\r\n\r\n"]
-            .map(|end| memchr::memmem::find(bytes, end).map_or(bytes.len(), |at| at + end.len()));
-        let (event, rest) = bytes.split_at(lf.min(crlf));
+        let end_of = |bytes: &[u8], end: &[u8]| {
+            memchr::memmem::find(bytes, end).map_or(bytes.len(), |at| at + end.len())
+        };
+        // The second search ends where the first one did, or a run of many events would be searched again for each.
+        let lf = end_of(bytes, b"\n\n");
+        let end = end_of(&bytes[..lf], b"\r\n\r\n");
+        let (event, rest) = bytes.split_at(end);
         bytes = rest;
         Some(event)
     })
 }
 
-/// The data of an event, of its first `data` line; `None` for comments and events without data.
-pub fn data(event: &[u8]) -> Option<&[u8]> {
-    let mut lines = event.split(|byte| *byte == b'\n');
-    lines
-        .find_map(|line| line.strip_prefix(b"data:"))
-        .map(<[u8]>::trim_ascii)
+/// The data of an event, all of its `data` lines joined; `None` for comments and events without data, which no client sees.
+pub fn data(event: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let mut lines = lines(event).filter_map(|line| line.strip_prefix(b"data:"));
+    let first = lines.next()?.trim_ascii();
+    let Some(second) = lines.next() else {
+        return (!first.is_empty()).then_some(Cow::Borrowed(first));
+    };
+    let mut joined = first.to_vec();
+    for line in std::iter::once(second).chain(lines) {
+        joined.push(b'\n');
+        joined.extend_from_slice(line.trim_ascii());
+    }
+    Some(Cow::Owned(joined))
+}
+
+fn lines(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let end = memchr::memchr(b'\n', bytes).map_or(bytes.len(), |at| at + 1);
+        let (line, rest) = bytes.split_at(end);
+        bytes = rest;
+        Some(line)
+    })
 }
 
 /// An event with this data.
@@ -127,10 +151,18 @@ mod tests {
         let run = b"data: a\n\n: ping\n\ndata: b\r\n\r\nevent: x\ndata: c\n\n";
         let cut: Vec<&[u8]> = events(run).collect();
         assert_eq!(cut.concat(), run);
+        let data_of = |event| data(event).map(Cow::into_owned);
         assert_eq!(
-            cut.iter().map(|event| data(event)).collect::<Vec<_>>(),
-            [Some(&b"a"[..]), None, Some(b"b"), Some(b"c")]
+            cut.into_iter().map(data_of).collect::<Vec<_>>(),
+            [
+                Some(b"a".to_vec()),
+                None,
+                Some(b"b".into()),
+                Some(b"c".into())
+            ]
         );
+        let two_lines = b"data: {\nid: 1\ndata:}\r\n\r\n";
+        assert_eq!(data(two_lines).as_deref(), Some(&b"{\n}"[..]));
         assert_eq!(last_end(run, 0), Some(run.len()));
         assert_eq!(last_end(b"data: a\n\ndata", 0), Some(9));
         assert_eq!(last_end(b"data: a\n", 0), None);

@@ -152,7 +152,7 @@ fn tells_failure(events: &[u8]) -> bool {
     // Nearly no event has the word at all, and parsing each would cost.
     memchr::memmem::find(events, b"\"error\"").is_some()
         && sse::events(events).filter_map(sse::data).any(|data| {
-            RawObject::parse(data).is_ok_and(|object| object.get_set("error").is_some())
+            RawObject::parse(&data).is_ok_and(|object| object.get_set("error").is_some())
         })
 }
 

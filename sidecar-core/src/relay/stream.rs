@@ -116,7 +116,7 @@ impl<E: Engine> Guard<E> {
         let Some(data) = sse::data(event) else {
             return Verdict::Preamble;
         };
-        match (self.route, self.core.engine.judge_event(data)) {
+        match (self.route, self.core.engine.judge_event(&data)) {
             // Of other routes only the failures are known; their events all count.
             (Route::PassThrough(_), Verdict::Preamble) => Verdict::Token,
             (_, verdict) => verdict,
