@@ -9,6 +9,10 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::body::{Body, chain};
 
+/// Most bytes read ahead over one connection, and the longest head of an answer. Hyper's own bound is six times that, and
+/// a peer that keeps it full of interim answers holds a thread for as long as those take to read.
+const MAX_BUFFER: usize = 64 << 10;
+
 /// Bounds of a client.
 #[derive(Debug, Clone, Copy)]
 pub struct ClientLimits {
@@ -56,6 +60,7 @@ impl Client {
         let pool = Pool::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(limits.idle)
+            .http1_max_buf_size(MAX_BUFFER)
             .build(connector);
         Self { pool }
     }
