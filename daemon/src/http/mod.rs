@@ -122,6 +122,16 @@ impl BadBody {
     }
 }
 
+/// Whether a content type is that of a stream of events.
+pub fn is_event_stream(content_type: &HeaderValue) -> bool {
+    let essence = content_type.as_bytes().split(|byte| *byte == b';').next();
+    essence.is_some_and(|essence| {
+        essence
+            .trim_ascii()
+            .eq_ignore_ascii_case(b"text/event-stream")
+    })
+}
+
 /// Bytes of a small answer, or nothing if it cannot be had in time. For messages only.
 pub async fn small_body(body: hyper::body::Incoming) -> Bytes {
     read_limited(body, 1 << 20, std::time::Duration::from_secs(5))

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use baton_daemon::http::sse::{self, EventReader};
-use baton_daemon::http::{Body, BoxError, full, read_limited};
+use baton_daemon::http::{Body, BoxError, full, is_event_stream, read_limited};
 use baton_daemon::metrics::Counted;
 use baton_proto::json::RawObject;
 use baton_proto::{Error, ErrorKind, Source, Stage};
@@ -75,9 +75,7 @@ pub(super) async fn answer(
         Answer::Flowing(answer) => {
             let (head, body) = answer.into_parts();
             let content_type = head.headers.get(CONTENT_TYPE).cloned();
-            let streamed = content_type
-                .as_ref()
-                .is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
+            let streamed = content_type.as_ref().is_some_and(is_event_stream);
             let mut response = if streamed {
                 let flow = Flow {
                     reader: EventReader::new(body),
