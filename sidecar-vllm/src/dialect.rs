@@ -8,6 +8,7 @@ use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 use baton_sidecar_core::engine::{HeldKv, Leg, Prefilled, Verdict};
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::handshake::Geometry;
 use crate::transfer_params::{ASK, TransferParams};
@@ -85,7 +86,7 @@ struct PrefillAnswer<'a> {
     choices: Vec<PrefillChoice>,
     usage: Usage,
     #[serde(borrow)]
-    kv_transfer_params: Option<&'a serde_json::value::RawValue>,
+    kv_transfer_params: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -116,7 +117,7 @@ pub fn read_prefill(
     let prompt_tokens = answer.usage.prompt_tokens;
     let raw = answer
         .kv_transfer_params
-        .map(serde_json::value::RawValue::get)
+        .map(RawValue::get)
         .filter(|raw| *raw != "null");
     let params = raw
         .map(|raw| usable(raw, from, engine_id, prompt_tokens))
@@ -235,9 +236,30 @@ pub fn judge_answer(body: &[u8]) -> Result<(), String> {
     if let Some(Verdict::Failed { status, message }) = object.get_set("error").map(in_band_error) {
         return Err(format!("has an error inside, {status}: {message}"));
     }
-    match object.get_as::<Vec<serde::de::IgnoredAny>>("choices") {
-        Some(choices) if !choices.is_empty() => Ok(()),
-        _ => Err("has no content".to_owned()),
+    let choices: Vec<Choice<'_>> = object
+        .get("choices")
+        .and_then(|raw| serde_json::from_str(raw).ok())
+        .unwrap_or_default();
+    if choices.is_empty() || !choices.iter().all(Choice::has_content) {
+        return Err("has no content".to_owned());
+    }
+    Ok(())
+}
+
+/// A choice of an answer: a completion's has a text, a chat's a message.
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    message: Option<&'a RawValue>,
+}
+
+impl Choice<'_> {
+    fn has_content(&self) -> bool {
+        let begins =
+            |value: Option<&RawValue>, with| value.is_some_and(|raw| raw.get().starts_with(with));
+        begins(self.text, '"') || begins(self.message, '{')
     }
 }
 
