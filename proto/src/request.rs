@@ -29,6 +29,7 @@ pub struct ClientRequest {
     route: Route,
     body: Bytes,
     layout: Layout,
+    stream: Option<bool>,
 }
 
 impl ClientRequest {
@@ -46,17 +47,28 @@ impl ClientRequest {
                 Err(_) => {}
             }
         }
+        let stream = match object.get_set("stream") {
+            None | Some("false") => Some(false),
+            Some("true") => Some(true),
+            Some(_) => None,
+        };
         let layout = object.layout();
         Ok(Self {
             route,
             body,
             layout,
+            stream,
         })
     }
 
     /// Where it goes.
     pub fn route(&self) -> Route {
         self.route
+    }
+
+    /// Whether it asks for a stream. `None` if it says so in a way that engines understand differently, such as `"yes"`.
+    pub fn stream(&self) -> Option<bool> {
+        self.stream
     }
 
     /// The client's bytes.

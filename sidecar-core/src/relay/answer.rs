@@ -5,18 +5,21 @@
 
 use std::sync::Arc;
 
-use baton_daemon::http::{Body, full, read_limited};
+use baton_daemon::http::{BadBody, Body, full, is_event_stream, read_limited};
 use baton_proto::call::{DecodeCall, GenerateCall};
+use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use baton_proto::ticket::Ticket;
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::leg::{ActiveLeg, Arrived, Call, engine_broke_off, engine_failed, send};
+use super::leg::{
+    ActiveLeg, Arrived, Call, engine_broke_off, engine_failed, is_judgement, send, too_late,
+};
 use super::stream;
 use crate::core::Core;
 use crate::engine::{Engine, Leg};
@@ -145,42 +148,28 @@ async fn answer<E: Engine, C: Call>(
     let (head, body) = response.into_parts();
     let status = head.status;
     let content_type = head.headers.get(CONTENT_TYPE).cloned();
-    if let Some(content_type) = content_type
-        .clone()
-        .filter(|value| status == 200 && is_event_stream(value))
-    {
-        let committed = stream::commit(
-            core,
-            arrived.request.route(),
-            body,
-            leg.stage(),
-            arrived.deadline,
-        )
-        .await?;
-        return Ok(Answer::Stream(content_type, committed));
+    let stream = content_type
+        .as_ref()
+        .filter(|value| status == 200 && is_event_stream(value));
+    if let Some(why) = unasked(&head, stream.is_some(), &arrived.request) {
+        return Err(engine_broke_off(C::STAGE, why));
+    }
+    if let Some(content_type) = stream {
+        let route = arrived.request.route();
+        let committed = stream::commit(core, route, body, leg.stage(), arrived.deadline).await?;
+        return Ok(Answer::Stream(content_type.clone(), committed));
     }
     let read = read_limited(body, MAX_ANSWER, arrived.time_left()).await;
-    let bytes = read.map_err(|bad| engine_broke_off(C::STAGE, &bad.to_string()))?;
-    if status.is_server_error() {
-        return Err(engine_failed(C::STAGE, status.as_u16(), &bytes));
-    }
-    if status.is_success() {
-        match arrived.request.route() {
-            Route::PassThrough(_) if bytes.is_empty() => {
-                return Err(engine_broke_off(C::STAGE, "was empty"));
-            }
-            Route::PassThrough(_) => {}
-            Route::ChatCompletions | Route::Completions => {
-                let judged = core.engine.judge_answer(&bytes);
-                judged.map_err(|why| engine_broke_off(C::STAGE, &why))?;
-            }
+    let bytes = read.map_err(|bad| {
+        let error = engine_broke_off(C::STAGE, &bad.to_string());
+        match bad {
+            BadBody::TooSlow(_) => too_late(error),
+            BadBody::TooLarge(_) | BadBody::Broken(_) => error,
         }
+    })?;
+    judge(core, arrived, status.as_u16(), &bytes)?;
+    if status.is_success() {
         leg.first_token();
-    } else if !status.is_client_error() {
-        return Err(engine_broke_off(
-            C::STAGE,
-            &format!("had the status {status}"),
-        ));
     }
     let mut whole = Response::new(full(bytes));
     *whole.status_mut() = status;
@@ -190,9 +179,43 @@ async fn answer<E: Engine, C: Call>(
     Ok(Answer::Whole(whole))
 }
 
-fn is_event_stream(content_type: &HeaderValue) -> bool {
-    content_type
-        .as_bytes()
-        .to_ascii_lowercase()
-        .starts_with(b"text/event-stream")
+/// Whether a whole answer is one to this request, or the engine's judgement on it.
+fn judge<E: Engine, C: Call>(
+    core: &Core<E>,
+    arrived: &Arrived<C>,
+    status: u16,
+    bytes: &[u8],
+) -> Result<(), Error> {
+    let broke_off = |why: &str| Err(engine_broke_off(C::STAGE, why));
+    match (status, arrived.request.route()) {
+        (200..300, Route::PassThrough(_)) if bytes.is_empty() => broke_off("was empty"),
+        (200..300, Route::PassThrough(_)) => Ok(()),
+        (200, _) => match core.engine.judge_answer(bytes) {
+            Err(why) => broke_off(&why),
+            Ok(()) => Ok(()),
+        },
+        (status, _) if is_judgement(status) => Ok(()),
+        (400.., _) => Err(engine_failed(C::STAGE, status, bytes)),
+        _ => broke_off(&format!("had the status {status}")),
+    }
+}
+
+/// Why an answer is not of the kind that was asked for, and a client could make nothing of it.
+fn unasked(
+    head: &http::response::Parts,
+    stream: bool,
+    request: &ClientRequest,
+) -> Option<&'static str> {
+    let coded = |value: &HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"identity");
+    if head.headers.get_all(CONTENT_ENCODING).iter().any(coded) {
+        return Some("has a content-encoding, and none was asked for");
+    }
+    if head.status != 200 || matches!(request.route(), Route::PassThrough(_)) {
+        return None;
+    }
+    match (request.stream(), stream) {
+        (Some(true), false) => Some("is no stream, and one was asked for"),
+        (Some(false), true) => Some("is a stream, and none was asked for"),
+        _ => None,
+    }
 }

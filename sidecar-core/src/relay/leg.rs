@@ -196,6 +196,12 @@ pub async fn send<E: Engine, C: Call>(
     sent.map_err(|error| error.into_error(Source::Engine, C::STAGE))
 }
 
+/// Whether a status is the engine's judgement on the request. Those about credentials and about the moment are not: they
+/// say nothing to the client, and another engine may answer.
+pub fn is_judgement(status: u16) -> bool {
+    matches!(status, 400..500) && !matches!(status, 401 | 403 | 407 | 408 | 425 | 429)
+}
+
 /// The error for an engine's answer of 5xx, with the engine's own words.
 pub fn engine_failed(stage: Stage, status: u16, body: &[u8]) -> Error {
     let said = baton_proto::error::openai_message(body)
@@ -213,6 +219,12 @@ pub fn engine_broke_off(stage: Stage, what: &str) -> Error {
         format!("the engine's answer {what}"),
     )
     .retry(Retry::AfterCancel)
+}
+
+/// The same, when it was our deadline that ended it.
+pub fn too_late(mut error: Error) -> Error {
+    error.kind = ErrorKind::Timeout;
+    error
 }
 
 /// An empty JSON answer.

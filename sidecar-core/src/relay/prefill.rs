@@ -22,7 +22,7 @@ use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
-use super::leg::{ActiveLeg, Arrived, engine_broke_off, engine_failed, send};
+use super::leg::{ActiveLeg, Arrived, engine_broke_off, engine_failed, is_judgement, send};
 use crate::core::Core;
 use crate::engine::{Engine, Leg, Prefilled};
 use crate::ledger::{Ledger, OpenLeg};
@@ -202,7 +202,7 @@ impl<E: Engine> Running<E> {
             .map_err(|bad| self.unreadable(&bad))?;
         match head.status.as_u16() {
             200 => self.book(open, &bytes),
-            status @ 400..500 if bytes.len() <= MAX_JUDGEMENT => {
+            status if is_judgement(status) && bytes.len() <= MAX_JUDGEMENT => {
                 let message = baton_proto::error::openai_message(&bytes)
                     .unwrap_or_else(|| "no reason given".to_owned());
                 let error = Error::new(
