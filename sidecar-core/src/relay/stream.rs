@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use baton_daemon::http::sse::{self, BrokenStream, EventReader};
 use baton_daemon::http::{Body, BoxError};
+use baton_proto::json::RawObject;
 use baton_proto::route::Route;
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 use bytes::{Bytes, BytesMut};
@@ -17,7 +18,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::leg::{ActiveLeg, engine_broke_off};
+use super::leg::{ActiveLeg, engine_broke_off, too_late};
 use crate::core::Core;
 use crate::engine::{Engine, Verdict};
 
@@ -43,6 +44,16 @@ struct Guard<E> {
 enum End {
     Done,
     Failed,
+}
+
+/// What a passing event is.
+enum Glance {
+    /// One of many.
+    Goes,
+    /// The last one.
+    Ends(End),
+    /// Nothing that a client could read.
+    Garbage,
 }
 
 /// Reads a stream up to its first token.
@@ -123,28 +134,58 @@ impl<E: Engine> Guard<E> {
         }
     }
 
-    /// Passes events on, nothing of them after a failure.
+    /// Passes events on, and nothing after the end or a failure.
     fn pass(&mut self, events: Bytes) -> Bytes {
         let mut passed = 0;
         for event in sse::events(&events) {
-            passed += event.len();
-            if !may_end_stream(event) {
-                continue;
-            }
-            match self.judge(event) {
-                Verdict::Failed { .. } => {
-                    self.end = Some(End::Failed);
-                    return events.slice(..passed);
+            match self.glance(event) {
+                Glance::Goes => passed += event.len(),
+                Glance::Ends(end) => {
+                    self.end = Some(end);
+                    return events.slice(..passed + event.len());
                 }
-                Verdict::Done => self.end = Some(End::Done),
-                Verdict::Preamble | Verdict::Token => {}
+                Glance::Garbage => {
+                    let error = engine_broke_off(self.stage, "has an event that is no JSON object");
+                    let last = self.last_words(&error);
+                    return [&events[..passed], &last].concat().into();
+                }
             }
         }
         events
     }
 
+    /// Looks at an event that passes, no closer than it must: nearly none ends a stream, and parsing each would cost.
+    fn glance(&self, event: &[u8]) -> Glance {
+        let Some(data) = sse::data(event) else {
+            return Glance::Goes;
+        };
+        let ends = [b"[DONE]".as_slice(), b"error"];
+        if !ends
+            .iter()
+            .any(|word| memchr::memmem::find(&data, word).is_some())
+        {
+            return if looks_whole(&data) {
+                Glance::Goes
+            } else {
+                Glance::Garbage
+            };
+        }
+        if *data != *b"[DONE]" && RawObject::parse(&data).is_err() {
+            return Glance::Garbage;
+        }
+        match self.core.engine.judge_event(&data) {
+            Verdict::Failed { .. } => Glance::Ends(End::Failed),
+            Verdict::Done => Glance::Ends(End::Done),
+            Verdict::Preamble | Verdict::Token => Glance::Goes,
+        }
+    }
+
     fn broke_off(&self, broken: &BrokenStream) -> Error {
-        engine_broke_off(self.stage, &broken.to_string())
+        let error = engine_broke_off(self.stage, &format!("broke off: {broken}"));
+        match broken {
+            BrokenStream::Stalled(_) => too_late(error),
+            BrokenStream::Broken(_) | BrokenStream::TooLong => error,
+        }
     }
 
     /// Whether a stream may end here without a word.
@@ -179,11 +220,9 @@ impl<E: Engine> Guard<E> {
     }
 }
 
-/// Whether an event needs a closer look once tokens flow: nearly none does, and parsing each would cost.
-fn may_end_stream(event: &[u8]) -> bool {
-    [b"[DONE]".as_slice(), b"error"]
-        .iter()
-        .any(|word| memchr::memmem::find(event, word).is_some())
+/// Whether an event's data could be a JSON object. A torn or foreign one nearly never looks like one.
+fn looks_whole(data: &[u8]) -> bool {
+    data.starts_with(b"{") && data.ends_with(b"}") && std::str::from_utf8(data).is_ok()
 }
 
 impl<E: Engine> Committed<E> {
