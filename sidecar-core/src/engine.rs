@@ -119,4 +119,8 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Whether a whole 200 answer is an answer at all; if not, what is wrong with it (`is …`, `has …`).
     fn judge_answer(&self, body: &[u8]) -> Result<(), String>;
+
+    /// Whether an answer, or an event of one, is to this request, as far as it says. Over a connection on which more was
+    /// answered than asked, the next request gets another's answer.
+    fn is_answer_to(&self, json: &[u8], request: &RequestId) -> bool;
 }

@@ -4,7 +4,7 @@ use baton_proto::call::PrefillUsage;
 use baton_proto::json::{Edit, RawObject};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
-use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
+use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
 use baton_sidecar_core::engine::{HeldKv, Leg, Prefilled, Verdict};
 use serde::Deserialize;
 use serde_json::Value;
@@ -244,6 +244,18 @@ pub fn judge_answer(body: &[u8]) -> Result<(), String> {
         return Err("has no content".to_owned());
     }
     Ok(())
+}
+
+/// vLLM calls an answer `cmpl-` or `chatcmpl-` and the id that `X-Request-Id` gave to the request, and the KV that a
+/// prefill holds the same with a suffix (0.32.0).
+pub fn is_answer_to(json: &[u8], request: &RequestId) -> bool {
+    let Ok(object) = RawObject::parse(json) else {
+        return true;
+    };
+    let id: Option<String> = object.get_as("id");
+    let held = object.get_set(TRANSFER);
+    id.is_none_or(|id| id.ends_with(request.as_str()))
+        && held.is_none_or(|params| params.contains(request.as_str()))
 }
 
 /// A choice of an answer: a completion's has a text, a chat's a message.

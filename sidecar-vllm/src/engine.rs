@@ -10,7 +10,7 @@ use baton_proto::load::{LoadReport, Measured, Origin};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::Ticket;
 use baton_proto::worker::{EngineKind, Role, Tier, TierBlocks, WorkerInfo};
-use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage};
+use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
 use baton_sidecar_core::engine::{Attached, Engine, Leg, Prefilled, Verdict};
 use http::HeaderValue;
 
@@ -372,5 +372,9 @@ impl Engine for VllmEngine {
 
     fn judge_answer(&self, body: &[u8]) -> Result<(), String> {
         dialect::judge_answer(body)
+    }
+
+    fn is_answer_to(&self, json: &[u8], request: &RequestId) -> bool {
+        dialect::is_answer_to(json, request)
     }
 }

@@ -18,7 +18,8 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::leg::{
-    ActiveLeg, Arrived, Call, engine_broke_off, engine_failed, is_judgement, send, too_late,
+    ActiveLeg, Arrived, Call, answers_another, engine_broke_off, engine_failed, is_judgement, send,
+    too_late,
 };
 use super::stream;
 use crate::core::Core;
@@ -155,8 +156,7 @@ async fn answer<E: Engine, C: Call>(
         return Err(engine_broke_off(C::STAGE, why));
     }
     if let Some(content_type) = stream {
-        let route = arrived.request.route();
-        let committed = stream::commit(core, route, body, leg.stage(), arrived.deadline).await?;
+        let committed = stream::commit(core, arrived, body).await?;
         return Ok(Answer::Stream(content_type.clone(), committed));
     }
     let read = read_limited(body, MAX_ANSWER, arrived.time_left()).await;
@@ -192,7 +192,8 @@ fn judge<E: Engine, C: Call>(
         (200..300, Route::PassThrough(_)) => Ok(()),
         (200, _) => match core.engine.judge_answer(bytes) {
             Err(why) => broke_off(&why),
-            Ok(()) => Ok(()),
+            Ok(()) if core.engine.is_answer_to(bytes, arrived.call.request()) => Ok(()),
+            Ok(()) => Err(answers_another(C::STAGE)),
         },
         (status, _) if is_judgement(status) => Ok(()),
         (400.., _) => Err(engine_failed(C::STAGE, status, bytes)),

@@ -227,6 +227,12 @@ pub fn too_late(mut error: Error) -> Error {
     error
 }
 
+/// The connection to the engine is out of step with its requests.
+pub fn answers_another(stage: Stage) -> Error {
+    let message = "the engine's answer is to another request";
+    Error::new(ErrorKind::Protocol, Source::Engine, stage, message).retry(Retry::AfterCancel)
+}
+
 /// An empty JSON answer.
 pub fn done() -> Response<Body> {
     baton_daemon::http::json(http::StatusCode::OK, &json!({}))

@@ -22,7 +22,9 @@ use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
-use super::leg::{ActiveLeg, Arrived, engine_broke_off, engine_failed, is_judgement, send};
+use super::leg::{
+    ActiveLeg, Arrived, answers_another, engine_broke_off, engine_failed, is_judgement, send,
+};
 use crate::core::Core;
 use crate::engine::{Engine, Leg, Prefilled};
 use crate::ledger::{Ledger, OpenLeg};
@@ -250,8 +252,14 @@ impl<E: Engine> Running<E> {
         open: OpenLeg,
         answer: &Bytes,
     ) -> Result<(Option<Ticket>, baton_proto::call::PrefillUsage, Outcome), Failure> {
+        let engine = &self.core.engine;
+        let read = engine.read_prefill(answer).and_then(|read| {
+            let ours = engine.is_answer_to(answer, &self.arrived.call.request);
+            ours.then_some(read)
+                .ok_or_else(|| answers_another(Stage::Prefill))
+        });
         // An answer that makes no sense may still mean KV that is held.
-        let read = self.core.engine.read_prefill(answer).inspect_err(|_| {
+        let read = read.inspect_err(|_| {
             self.core.metrics.tickets.stranded.inc();
         });
         match read? {

@@ -11,14 +11,13 @@ use baton_daemon::http::sse::{self, BrokenStream, EventReader};
 use baton_daemon::http::{Body, BoxError};
 use baton_proto::json::RawObject;
 use baton_proto::route::Route;
-use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
+use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
 use bytes::{Bytes, BytesMut};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Incoming;
-use tokio::time::Instant;
 
-use super::leg::{ActiveLeg, engine_broke_off, too_late};
+use super::leg::{ActiveLeg, Arrived, Call, answers_another, engine_broke_off, too_late};
 use crate::core::Core;
 use crate::engine::{Engine, Verdict};
 
@@ -36,6 +35,7 @@ struct Guard<E> {
     core: Arc<Core<E>>,
     reader: EventReader,
     route: Route,
+    request: RequestId,
     stage: Stage,
     end: Option<End>,
 }
@@ -57,26 +57,25 @@ enum Glance {
 }
 
 /// Reads a stream up to its first token.
-pub async fn commit<E: Engine>(
+pub async fn commit<E: Engine, C: Call>(
     core: &Arc<Core<E>>,
-    route: Route,
+    arrived: &Arrived<C>,
     body: Incoming,
-    stage: Stage,
-    deadline: Instant,
 ) -> Result<Committed<E>, Error> {
+    let stage = C::STAGE;
     let mut guard = Guard {
         core: Arc::clone(core),
         reader: EventReader::new(body),
-        route,
+        route: arrived.request.route(),
+        request: arrived.call.request().clone(),
         stage,
         end: None,
     };
     let mut held = BytesMut::new();
     loop {
-        let patience = deadline.saturating_duration_since(Instant::now());
         let Some(events) = guard
             .reader
-            .next(patience)
+            .next(arrived.time_left())
             .await
             .map_err(|broken| guard.broke_off(&broken))?
         else {
@@ -109,12 +108,21 @@ impl<E: Engine> Guard<E> {
         for event in sse::events(events) {
             match self.judge(event) {
                 Verdict::Preamble => {}
+                Verdict::Token if self.is_anothers(event) => {
+                    return Err(answers_another(self.stage));
+                }
                 Verdict::Token => return Ok(true),
                 Verdict::Done => return Err(engine_broke_off(self.stage, "ended without a token")),
                 Verdict::Failed { status, message } => return Err(self.failed(status, &message)),
             }
         }
         Ok(false)
+    }
+
+    fn is_anothers(&self, event: &[u8]) -> bool {
+        let engine = &self.core.engine;
+        !matches!(self.route, Route::PassThrough(_))
+            && sse::data(event).is_some_and(|data| !engine.is_answer_to(&data, &self.request))
     }
 
     fn failed(&self, status: u16, message: &str) -> Error {
