@@ -136,6 +136,18 @@ mod tests {
     }
 
     #[test]
+    fn only_the_words_of_json_say_whether_to_stream() {
+        let stream = |body: &str| check(body).unwrap().stream();
+        assert_eq!(stream(r#"{"stream":true}"#), Some(true));
+        for no in [r#"{"stream":false}"#, r#"{"stream":null}"#, "{}"] {
+            assert_eq!(stream(no), Some(false), "{no}");
+        }
+        for unsure in [r#"{"stream":1}"#, r#"{"stream":"true"}"#] {
+            assert_eq!(stream(unsure), None, "{unsure}");
+        }
+    }
+
+    #[test]
     fn the_same_words_as_content_are_no_transfer_keys() {
         for body in [
             r#"{"prompt":"kv_transfer_params"}"#,

@@ -131,3 +131,50 @@ fn only_what_needs_the_kv_is_a_token() {
         Verdict::Preamble
     );
 }
+
+#[test]
+fn an_answer_has_content_in_every_choice() {
+    for good in [
+        r#"{"choices":[{"text":""}]}"#,
+        r#"{"choices":[{"message":{"role":"assistant","content":null,"tool_calls":[]}}]}"#,
+        r#"{"choices":[{"text":"a"},{"text":"b"}],"error":null}"#,
+    ] {
+        assert_eq!(judge_answer(good.as_bytes()), Ok(()), "{good}");
+    }
+    for bad in [
+        "",
+        "[]",
+        "{}",
+        r#"{"choices":[]}"#,
+        r#"{"choices":[{}]}"#,
+        r#"{"choices":[null]}"#,
+        r#"{"choices":[{"text":null}]}"#,
+        r#"{"choices":[{"text":"a"},{}]}"#,
+        r#"{"choices":[{"text":"a"}],"error":{}}"#,
+    ] {
+        assert!(judge_answer(bad.as_bytes()).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn an_answer_names_its_request() {
+    let request: RequestId = "0f".repeat(16).parse().unwrap();
+    let answers =
+        |json: &str| is_answer_to(json.replace("ID", request.as_str()).as_bytes(), &request);
+    for ours in [
+        r#"{"id":"cmpl-ID"}"#,
+        r#"{"id":"chatcmpl-ID","kv_transfer_params":null}"#,
+        r#"{"id":"cmpl-ID","kv_transfer_params":{"remote_request_id":"cmpl-ID-0-5e6f7a8b"}}"#,
+        r#"{"choices":[]}"#,
+        "not for this question to say",
+    ] {
+        assert!(answers(ours), "{ours}");
+    }
+    for anothers in [
+        r#"{"id":"cmpl-5e6f7a8b"}"#,
+        r#"{"id":""}"#,
+        r#"{"id":"cmpl-ID","kv_transfer_params":{"remote_request_id":"cmpl-other-0-5e6f7a8b"}}"#,
+    ] {
+        assert!(!answers(anothers), "{anothers}");
+    }
+}
