@@ -24,6 +24,7 @@ pub mod demo;
 pub mod direct;
 pub mod emulated;
 pub mod fleet;
+pub mod hostile;
 pub mod page;
 pub mod panics;
 pub mod ports;

@@ -124,13 +124,13 @@ fn read_stream(body: &[u8]) -> Result<Said> {
     let mut done = false;
     for data in sse::events(body).filter_map(sse::data) {
         ensure!(!done, "something follows the end of a stream");
-        if data == b"[DONE]" {
+        if *data == *b"[DONE]" {
             done = true;
             continue;
         }
-        let choices = memmem::find(data, b"\"choices\"").is_some();
+        let choices = memmem::find(&data, b"\"choices\"").is_some();
         ensure!(choices, "a stream has an event that is no chunk");
-        let text = content(data).unwrap_or_default();
+        let text = content(&data).unwrap_or_default();
         said.text.extend_from_slice(text);
         said.chunks += usize::from(!text.is_empty());
     }

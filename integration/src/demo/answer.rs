@@ -80,7 +80,7 @@ pub async fn ask(client: &Client, router: &str, body: String) -> Result<Answer, 
     {
         let after = sent.elapsed();
         for data in sse::events(&events).filter_map(sse::data) {
-            reading.take(data, after)?;
+            reading.take(&data, after)?;
         }
     }
     reading.finish(plan.unwrap_or_default())

@@ -85,7 +85,7 @@ fn body(recorded: Option<Value>) -> Answer {
         Some(Value::String(text)) => Answer::Stream(
             sse::events(text.as_bytes())
                 .filter_map(sse::data)
-                .filter_map(|data| serde_json::from_slice(data).ok())
+                .filter_map(|data| serde_json::from_slice(&data).ok())
                 .collect(),
         ),
         Some(whole) => Answer::Whole(whole),

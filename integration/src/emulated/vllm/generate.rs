@@ -165,7 +165,10 @@ impl Work<'_> {
                     .await;
                 After::Close
             }
-            Fault::Raw(answer) => return Some(connection.play(answer).await),
+            Fault::Raw(answer) => {
+                let id = self.seen.header("x-request-id").unwrap_or_default();
+                return Some(connection.play(&answer.clone().naming(id)).await);
+            }
             _ => return None,
         };
         Some(Some(after))

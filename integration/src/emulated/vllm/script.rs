@@ -144,6 +144,9 @@ pub struct RawAnswer {
     pub(super) end: End,
 }
 
+/// Stands for the request's id in a raw answer, and is as long.
+pub const REQUEST: &str = "{the-request's-own-id-goes-here}";
+
 /// A part of a raw answer.
 #[derive(Debug, Clone)]
 pub(super) enum Piece {
@@ -153,6 +156,15 @@ pub(super) enum Piece {
     Repeated(Bytes, u64),
     /// Nothing until the gate opens.
     Gate(Gate),
+}
+
+impl Piece {
+    fn bytes(&self) -> Option<&Bytes> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Repeated(..) | Self::Gate(_) => None,
+        }
+    }
 }
 
 /// What becomes of the connection behind a raw answer.
@@ -199,6 +211,26 @@ impl RawAnswer {
     #[must_use]
     pub fn repeated(self, bytes: impl Into<Bytes>, times: u64) -> Self {
         self.piece(Piece::Repeated(bytes.into(), times))
+    }
+
+    /// The same answer naming this request wherever it has [`REQUEST`], even where that is torn.
+    pub(super) fn naming(mut self, request: &str) -> Self {
+        let pieces = self.pieces.iter().filter_map(Piece::bytes);
+        let mut whole: Vec<u8> = pieces.flatten().copied().collect();
+        let places: Vec<usize> = memchr::memmem::find_iter(&whole, REQUEST).collect();
+        if places.is_empty() || request.len() != REQUEST.len() {
+            return self;
+        }
+        for place in places {
+            whole[place..place + REQUEST.len()].copy_from_slice(request.as_bytes());
+        }
+        let mut rest = Bytes::from(whole);
+        for piece in &mut self.pieces {
+            if let Piece::Bytes(bytes) = piece {
+                *bytes = rest.split_to(bytes.len());
+            }
+        }
+        self
     }
 
     /// Nothing more until this gate opens.
