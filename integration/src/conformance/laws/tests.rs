@@ -67,8 +67,8 @@ fn every_recorded_log_obeys_the_laws() {
 #[test]
 fn recorded_pages_and_handshakes_obey_the_laws() {
     for page in [
-        include_str!("../../../recordings/vllm/metrics/aggregated.txt"),
-        include_str!("../../../recordings/vllm/metrics/decode.txt"),
+        include_str!("../../../recordings/vllm/metrics_agg.txt"),
+        include_str!("../../../recordings/vllm/metrics_decode.txt"),
         include_str!("../../../recordings/vllm/metrics_prefill.txt"),
     ] {
         assert_eq!(metrics_page::broken(&Page::read(page)), []);
