@@ -32,14 +32,14 @@ const LOAD_BOUND: Duration = Duration::from_mins(2);
 
 /// Sends tampered tickets to sidecars; a part of the integration crate.
 const TICKET_PROBE: &str = "baton-ticket-probe";
+const PROBE_BOUND: Duration = Duration::from_mins(3);
+
 /// Compares engines with recordings; a part of the integration crate.
 const CONFORMANCE: &str = "baton-conformance";
 
 /// Cases for which the whole proof launches an engine of their own: one that is killed by a request, and one that must
 /// evict.
 const LAUNCHED_CASES: [&str; 2] = ["err_do_remote_prefill_without_blocks", "events_evictions"];
-
-const PROBE_BOUND: Duration = Duration::from_mins(3);
 
 /// Runs the whole proof, or its short cut.
 pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {

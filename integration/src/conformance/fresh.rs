@@ -54,6 +54,9 @@ impl Fresh {
     }
 
     fn body(&self, recording: &Recording, recorded: &Value) -> Value {
+        if !recorded.is_object() {
+            return recorded.clone();
+        }
         let mut body = recorded.clone();
         if body["model"] == "tiny" {
             body["model"] = self.model.as_str().into();

@@ -28,6 +28,8 @@ impl fmt::Display for Part {
 pub enum Rule {
     /// Any string for a string.
     Text,
+    /// Any string for a string, or none at all on either side.
+    TextIfAny,
     /// Any number for a number.
     Number,
     /// Strings that are equal once each run of hexadecimal digits that could be random is reduced to its length.
@@ -76,6 +78,7 @@ const RANDOM_ID: &str = "ids are drawn anew for each request";
 const TIME: &str = "a time of day";
 const CONFIG_DIGEST: &str = "ends in a digest of the engine's configuration";
 const TEXT: &str = "text is the model's, and weights differ";
+const HELD_BACK: &str = "text is the model's; a token that ends within a character adds none";
 const SAMPLED: &str = "ids are the model's, and weights differ; how many there are is a law";
 const LOGITS: &str = "what the model thinks, and weights differ; how much of it there is is a law";
 const PROMPT: &str = "repeats the prompt, which may be another one; that it does so is a law";
@@ -118,7 +121,7 @@ pub const MASKS: &[Mask] = &[
     // What a model says.
     always("choices.*.text", Rule::Text, TEXT),
     always("choices.*.message.content", Rule::Text, TEXT),
-    always("choices.*.delta.content", Rule::Text, TEXT),
+    always("choices.*.delta.content", Rule::TextIfAny, HELD_BACK),
     always("choices.*.token_ids", Rule::Numbers, SAMPLED),
     always("choices.*.prompt_token_ids", Rule::Numbers, PROMPT),
     always("prompt_token_ids", Rule::Numbers, PROMPT),

@@ -139,7 +139,7 @@ impl<'a> Comparison<'a> {
         match (rule, recorded, seen) {
             (Some(Rule::Ignored), _, _)
             | (_, Value::Null, Value::Null)
-            | (Some(Rule::Text), Value::String(_), Value::String(_))
+            | (Some(Rule::Text | Rule::TextIfAny), Value::String(_), Value::String(_))
             | (Some(Rule::Number), Value::Number(_), Value::Number(_)) => {}
             (Some(Rule::SameShape), Value::String(a), Value::String(b)) if shape(a) == shape(b) => {
             }
@@ -180,7 +180,8 @@ impl<'a> Comparison<'a> {
 
     fn unless_ignored(&mut self, tell: impl FnOnce(&mut Self)) {
         let mask = mask::mask_for(&self.path, self.circumstances);
-        if mask.is_none_or(|mask| mask.rule != Rule::Ignored) {
+        let optional = [Rule::Ignored, Rule::TextIfAny];
+        if mask.is_none_or(|mask| !optional.contains(&mask.rule)) {
             tell(self);
         }
     }

@@ -6,8 +6,10 @@ use super::{Case, Log, Step, ask};
 use crate::conformance::events::Hashes;
 use crate::conformance::target::{Role, Setup};
 
-pub(super) fn cases() -> [Case; 4] {
-    [evictions(), ranks(), adapters(), handoff()]
+pub(super) fn cases() -> [Case; 5] {
+    let named = ["dp_rank_1", "dp_rank_out_of_range", "dp_rank_no_number"];
+    let named = Case::new("ranks_by_name", Setup::Ranks, named.map(ask));
+    [evictions(), ranks(), adapters(), handoff(), named]
 }
 
 fn one_token(prompt: impl Iterator<Item = u64>) -> Value {

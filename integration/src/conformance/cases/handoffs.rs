@@ -94,6 +94,7 @@ pub(super) fn cases() -> Vec<Case> {
     let legs = |stem: &str| Case::new(format!("c3_{stem}"), Setup::Split, legs(stem));
     cases.extend(SPLIT.map(legs));
     cases.extend(BY_GRAMMAR.map(|stem| legs(stem).shaped_by_a_grammar()));
+    cases.extend(streamed_whole_and_several());
     cases.extend(warm_and_cold());
     cases.extend(aborts());
     cases
@@ -130,6 +131,30 @@ fn first_pair() -> Vec<Case> {
         ),
         case("handshake_prefill", vec![Step::Handshake(Role::Prefill)]),
         case("handshake_decode", vec![Step::Handshake(Role::Decode)]),
+    ]
+}
+
+/// Streamed decode legs, prompts that fill their last block, and two prompts at once: the ticket is for the first one.
+fn streamed_whole_and_several() -> [Case; 4] {
+    let case = |name: &str, steps: &[&str]| {
+        let steps = steps.iter().map(|step| ask(&format!("{name}_{step}")));
+        Case::new(name, Setup::Split, steps.collect::<Vec<_>>())
+    };
+    let again = [
+        "prefill",
+        "decode",
+        "aggregated",
+        "again_prefill",
+        "again_decode",
+    ];
+    [
+        case("s1", &["prefill", "decode_stream", "aggregated_stream"]),
+        case(
+            "s2_chat",
+            &["prefill", "decode_stream", "aggregated_stream"],
+        ),
+        case("s3_whole_blocks", &again),
+        case("s4_batch", &["prefill", "aggregated"]),
     ]
 }
 

@@ -26,6 +26,20 @@ const ALONE: [&str; 16] = [
 /// Depend on flags that an engine which runs already may not have.
 const WITH_RECORDED_FLAGS: [&str; 2] = ["err_too_long", "reset_prefix_cache"];
 
+/// Streams of every kind, and what is refused before anything is computed.
+const MORE: [&str; 10] = [
+    "s5_plain_stream",
+    "s5_logprobs_stream",
+    "s6_chat_plain_stream",
+    "s6_chat_logprobs_stream",
+    "s6_chat_n2",
+    "s7_empty_messages",
+    "s7_no_prompt",
+    "s7_empty_prompt",
+    "s7_temperature",
+    "s7_no_json",
+];
+
 pub(super) fn cases() -> Vec<Case> {
     let single = |name: &str| Case::new(name, Setup::First, [ask(name)]);
     let mut cases: Vec<Case> = ALONE.map(single).into();
@@ -40,6 +54,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(open.map(|name| split(name).with_scale_out(true)));
     let generate = ["oot_generate", "oot_generate_stream"].map(ask);
     cases.push(Case::new("generate", Setup::Split, generate).with_scale_out(true));
+    cases.extend(MORE.map(split));
     let reported = ["completion_xargs_a", "completion_xargs_b"].map(ask);
     cases.push(Case::new("completion_xargs", Setup::First, reported));
     cases.extend(metrics());

@@ -96,6 +96,14 @@ impl Exchange<'_> {
         }
     }
 
+    /// Tokens of the first prompt, which is the one that a ticket is for.
+    fn first_prompt(&self) -> Option<u64> {
+        match self.asked("prompt")[0].as_array() {
+            Some(first) => Some(first.len() as u64),
+            None => self.used("prompt_tokens"),
+        }
+    }
+
     fn cached(&self) -> Option<u64> {
         self.answer.usage()?["prompt_tokens_details"]["cached_tokens"].as_u64()
     }
@@ -180,15 +188,14 @@ fn prompt_is_repeated(exchange: &Exchange) -> Option<String> {
     let asked = asked.filter(|ids| ids.iter().all(Value::is_u64));
     // What is truncated loses its beginning.
     let same = asked.is_none_or(|asked| asked.ends_with(told));
-    unless(
-        same && used.is_none_or(|used| used == told.len() as u64),
-        || {
-            format!(
-                "{} ids, usage {used:?}, the prompt itself: {same}",
-                told.len()
-            )
-        },
-    )
+    // Of a batch, the usage counts all prompts.
+    let counted = exchange.prompts() > 1 || used.is_none_or(|used| used == told.len() as u64);
+    unless(same && counted, || {
+        format!(
+            "{} ids, usage {used:?}, the prompt itself: {same}",
+            told.len()
+        )
+    })
 }
 
 fn length_is_reached(exchange: &Exchange) -> Option<String> {
@@ -331,7 +338,7 @@ fn ticket_blocks(exchange: &Exchange) -> Option<String> {
     let choices = choices_of(exchange.generated()?).count() as u64;
     let generated = exchange.used("completion_tokens")? / choices.max(1);
     // The last token was sampled, and nothing was computed from it.
-    let computed = exchange.used("prompt_tokens")? + generated.saturating_sub(1);
+    let computed = exchange.first_prompt()? + generated.saturating_sub(1);
     let told = ticket["remote_num_tokens"].as_u64();
     let groups = ticket["remote_block_ids"].as_array()?;
     let sizes: Vec<usize> = groups

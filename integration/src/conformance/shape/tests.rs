@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::answers;
+use super::{answers, kind};
 use crate::conformance::answer::{Answer, Body, Frame};
 use crate::conformance::mask::{self, Part, Rule, When};
-use crate::conformance::recording::{self, Source};
+use crate::conformance::recording;
 use crate::conformance::{events, socket};
 
 #[test]
@@ -80,6 +80,11 @@ fn mask_over(path: &[Part]) -> Option<Rule> {
         .map(|mask| mask.rule)
 }
 
+/// The logprobs of a whole prompt say nothing that those of an answer do not.
+fn is_long(document: Option<&Value>) -> bool {
+    document.is_some_and(|document| document.to_string().len() > 20_000)
+}
+
 #[test]
 fn a_change_is_found_unless_a_mask_is_over_it() {
     let (mut found, mut masked) = (0, 0);
@@ -87,8 +92,7 @@ fn a_change_is_found_unless_a_mask_is_over_it() {
         let Some(document) = recording.answer.json() else {
             continue;
         };
-        // The logprobs of a whole prompt say nothing that those of an answer do not.
-        if document.to_string().len() > 20_000 {
+        if is_long(Some(document)) {
             continue;
         }
         let mut places = Vec::new();
@@ -140,6 +144,9 @@ fn a_key_that_is_gone_or_new_is_found() {
         let Some(Value::Object(object)) = recording.answer.json() else {
             continue;
         };
+        if is_long(recording.answer.json()) {
+            continue;
+        }
         for key in object.keys() {
             let mut less = recording.answer.clone();
             if let Body::Json(Value::Object(object)) = &mut less.body {
@@ -180,9 +187,15 @@ fn frames_that_are_gone_new_or_in_another_order_are_found() {
             "{}: no [DONE]",
             recording.name
         );
-        // Where all frames are of one kind, their number says nothing.
-        let first = recording.source == Source::Oot || differ(frames[1..].to_vec());
-        assert!(first, "{}: no first frame", recording.name);
+        // How many of one kind there are says nothing.
+        let lonely = frames
+            .get(1)
+            .is_none_or(|next| kind(next) != kind(&frames[0]));
+        assert!(
+            !lonely || differ(frames[1..].to_vec()),
+            "{}: no first frame",
+            recording.name
+        );
         let reversed = frames.iter().rev().cloned().collect();
         assert!(
             frames.len() < 2 || differ(reversed),
@@ -193,7 +206,7 @@ fn frames_that_are_gone_new_or_in_another_order_are_found() {
         let more = [frames.as_slice(), &[Frame::Data(error)]].concat();
         assert!(differ(more), "{}: an error more", recording.name);
     }
-    assert_eq!(streams, 7);
+    assert!(streams > 10, "{streams}");
 }
 
 #[test]

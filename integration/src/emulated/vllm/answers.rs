@@ -8,7 +8,6 @@ use crate::emulated::core::HeldKv;
 
 /// When the engine said everything, in Unix seconds: a recorded instant, for no answer depends on it.
 pub(super) const CREATED: u64 = 1_796_006_084;
-const FINGERPRINT: &str = "vllm-0.32.0-5ef3db3f";
 
 /// One choice, as far as it has come.
 #[derive(Debug, Clone, Default)]
@@ -93,6 +92,15 @@ impl Answer<'_> {
         }
     }
 
+    /// Version, parallelism if there is any, and what stands for a digest of the rest.
+    fn fingerprint(&self) -> String {
+        let ranks = match self.config.ranks {
+            1 => String::new(),
+            ranks => format!("dp{ranks}-"),
+        };
+        format!("vllm-0.32.0-{ranks}5ef3db3f")
+    }
+
     /// An unary answer. `params` are its `kv_transfer_params`.
     pub(super) fn whole(&self, said: &[Said], params: &Value) -> Value {
         let choices: Vec<Value> = said
@@ -108,7 +116,7 @@ impl Answer<'_> {
             .collect();
         let mut body = json!({
             "id": self.id, "object": self.object(false), "created": CREATED, "model": self.ask.model,
-            "choices": choices, "service_tier": null, "system_fingerprint": FINGERPRINT, "usage": self.usage(said),
+            "choices": choices, "service_tier": null, "system_fingerprint": self.fingerprint(), "usage": self.usage(said),
         });
         if self.ask.chat {
             body["prompt_logprobs"] = self.prompt_logprobs(0);
@@ -331,7 +339,7 @@ impl Answer<'_> {
             chunk["usage"] = self.counts_so_far(std::slice::from_ref(said));
         }
         if said.finish.is_some() && !self.ask.include_usage {
-            chunk["system_fingerprint"] = FINGERPRINT.into();
+            chunk["system_fingerprint"] = self.fingerprint().into();
         }
         chunk
     }
@@ -340,7 +348,7 @@ impl Answer<'_> {
     pub(super) fn usage_chunk(&self, said: &[Said]) -> Value {
         let mut chunk = self.chunk(&[]);
         chunk["usage"] = without_nulls(self.usage(said));
-        chunk["system_fingerprint"] = FINGERPRINT.into();
+        chunk["system_fingerprint"] = self.fingerprint().into();
         chunk
     }
 }

@@ -185,7 +185,9 @@ impl Work<'_> {
     /// The rank that a header names, or the least busy one.
     fn rank(&self) -> Result<&Rank, Refused> {
         let ranks = &self.life.ranks;
-        let Some(named) = self.seen.header("x-data-parallel-rank") else {
+        let named = self.seen.header("x-data-parallel-rank");
+        // What is no number names none.
+        let Some(named) = named.and_then(|named| named.parse::<usize>().ok()) else {
             let busy = |rank: &&Rank| {
                 let stats = rank.core.stats();
                 stats.running + stats.waiting + stats.fetching
@@ -197,18 +199,15 @@ impl Work<'_> {
             };
             return Ok(free.expect("an engine has a rank"));
         };
-        let named: Option<usize> = named.parse().ok();
-        named
-            .and_then(|rank| ranks.get(rank))
-            .ok_or_else(|| Refused {
-                status: 400,
-                kind: "BadRequestError",
-                message: format!(
-                    "data_parallel_rank {named:?} is out of range [0, {}).",
-                    ranks.len()
-                ),
-                param: None,
-            })
+        ranks.get(named).ok_or_else(|| Refused {
+            status: 400,
+            kind: "BadRequestError",
+            message: format!(
+                "data_parallel_rank {named} is out of range [0, {}).",
+                ranks.len()
+            ),
+            param: None,
+        })
     }
 
     /// What comes next of any choice.
@@ -275,16 +274,17 @@ impl Work<'_> {
             }
         }
         let said: Vec<Said> = choices.iter().map(|choice| choice.said.clone()).collect();
-        let mut body = answer.whole(&said, &self.params(&said));
+        let mut body = answer.whole(&said, &self.params(answer.ask, &said));
         if let Fault::Answer(change) = &self.rule.fault {
             change(&mut body);
         }
         self.send_whole(connection, &body.to_string()).await
     }
 
-    /// Where decode finds the KV that is held.
-    pub(super) fn params(&self, said: &[Said]) -> Value {
-        let Some((held, said)) = said
+    /// Where decode finds the KV that is held: of several prompts the first one's, of its choices the last one's. What is
+    /// held for the others nobody learns.
+    pub(super) fn params(&self, ask: &Ask, said: &[Said]) -> Value {
+        let Some((held, said)) = said[..ask.n.min(said.len())]
             .iter()
             .rev()
             .find_map(|said| Some((said.held.as_ref()?, said)))

@@ -70,6 +70,9 @@ pub(super) fn read(
     config: &Config,
     tokenizer: &Tokenizer,
 ) -> Result<Ask, Refused> {
+    if !body.is_object() {
+        return Err(no_object(body));
+    }
     let model = known_model(body, config)?;
     let mut prompts = if chat {
         vec![chat_prompt(body, tokenizer)?]
@@ -87,6 +90,12 @@ pub(super) fn read(
     if !body["suffix"].is_null() && !body["prompt"].is_string() {
         let message = "suffix requires text prompt input for FIM completion rendering";
         return Err(Refused::bad(message, Some("suffix")));
+    }
+    if let Some(temperature) = body["temperature"].as_f64().filter(|degree| *degree < 0.0) {
+        let message = format!(
+            "temperature must be non-negative, got {temperature:?}. (parameter=temperature, value={temperature:?})"
+        );
+        return Err(Refused::bad(message, Some("temperature")));
     }
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let sampling = sampling(body, chat, longest, config, tokenizer)?;
@@ -130,6 +139,23 @@ pub(super) fn read(
     })
 }
 
+/// A body that is JSON, but no object.
+fn no_object(body: &Value) -> Refused {
+    let input = match body {
+        Value::String(text) => format!("'{text}'"),
+        Value::Null => "None".to_owned(),
+        other => other.to_string(),
+    };
+    let message = format!(
+        "1 validation error:\n  {{'type': 'model_attributes_type', 'loc': 'body', 'msg': 'Input should be a valid \
+         dictionary or object to extract fields from', 'input': {input}}}"
+    );
+    Refused {
+        kind: "Bad Request",
+        ..Refused::bad(message, Some("body"))
+    }
+}
+
 fn known_model(body: &Value, config: &Config) -> Result<String, Refused> {
     let Some(model) = body["model"].as_str() else {
         return Ok(config.served_model_name.clone());
@@ -152,13 +178,14 @@ fn known_model(body: &Value, config: &Config) -> Result<String, Refused> {
 pub(super) fn chat_prompt(body: &Value, tokenizer: &Tokenizer) -> Result<Vec<u32>, Refused> {
     let continued = body["continue_final_message"] == true;
     let generation = body["add_generation_prompt"] != false && !continued;
+    if body["messages"].as_array().is_some_and(Vec::is_empty) {
+        let message =
+            "Cannot apply chat template to an empty conversation. Provide at least one message.";
+        return Err(Refused::bad(message, None));
+    }
     let rendered = tokenizer::render_chat(&body["messages"], generation);
     let mut rendered = rendered
-        .filter(|_| {
-            body["messages"]
-                .as_array()
-                .is_some_and(|messages| !messages.is_empty())
-        })
+        .filter(|_| body["messages"].is_array())
         .ok_or_else(|| Refused::bad("Input should be a valid list", Some("messages")))?;
     if continued {
         rendered.truncate(rendered.len() - "<|im_end|>\n".len());
@@ -168,6 +195,12 @@ pub(super) fn chat_prompt(body: &Value, tokenizer: &Tokenizer) -> Result<Vec<u32
 
 fn completion_prompts(body: &Value, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Refused> {
     let prompt = &body["prompt"];
+    let nothing = prompt.is_null() || prompt == "" || prompt.as_array().is_some_and(Vec::is_empty);
+    if nothing {
+        let message =
+            "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)";
+        return Err(Refused::bad(message, Some("prompt")));
+    }
     let several = match prompt {
         Value::Array(items) if items.iter().all(|item| !item.is_number()) => items.clone(),
         one => vec![one.clone()],

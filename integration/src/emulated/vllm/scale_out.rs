@@ -146,7 +146,7 @@ impl Work<'_> {
             return Some(After::KeepAlive);
         }
         let said: Vec<Said> = choices.iter().map(|choice| choice.said.clone()).collect();
-        let body = whole(answer, &said, &self.params(&said));
+        let body = whole(answer, &said, &self.params(answer.ask, &said));
         Some(connection.json(200, &body).await)
     }
 }
