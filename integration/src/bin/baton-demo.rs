@@ -38,7 +38,7 @@ enum Internal {
 }
 
 /// Last line of a demo that went well.
-const NEXT: &str = "Next: another load with `cargo xtask demo --requests 1000 --seed 2`, real engines with \
+const NEXT: &str = "Next: another load with `cargo xtask demo --requests 600 --seed 2`, real engines with \
     `cargo xtask demo --engine vllm`, yours as in README.md, \"Run it on your engines\".";
 
 fn main() -> ExitCode {

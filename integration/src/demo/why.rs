@@ -71,19 +71,17 @@ fn because(chosen: &Parts, other: &Parts) -> String {
 pub fn examples(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for kind in Kind::ALL {
-        let complete = outcomes.iter().filter(|outcome| outcome.kind == kind);
-        let complete: Vec<_> = complete
+        let of_kind = outcomes.iter().filter(|outcome| outcome.kind == kind);
+        let as_planned: Vec<_> = of_kind
             .filter_map(|outcome| {
                 let explained = outcome.explained.as_ref()?;
-                Some((
-                    explained,
-                    explained.chosen()?,
-                    outcome.answer.as_ref().ok()?,
-                ))
+                let (chosen, answer) = (explained.chosen()?, outcome.answer.as_ref().ok()?);
+                let held = (chosen.plan == "split") == answer.is_split();
+                held.then_some((explained, chosen, answer))
             })
             .collect();
         // One from the middle of the load, when every worker had something to do.
-        let Some((explained, chosen, answer)) = complete.get(complete.len() / 2) else {
+        let Some((explained, chosen, answer)) = as_planned.get(as_planned.len() / 2) else {
             continue;
         };
         let parts: Vec<String> = chosen
