@@ -83,7 +83,7 @@ impl Metrics {
         );
         families.register(
             "handoff_bytes",
-            "KV bytes moved between workers for split requests",
+            "KV bytes handed over for split requests; decode pulls what it lacks of them",
             self.handoff_bytes.clone(),
         );
         families.register(
