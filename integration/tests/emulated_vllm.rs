@@ -1,5 +1,10 @@
 //! The emulated vLLM over its own wire, without Baton: two engines hand over, die and come back as the real ones do.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test judges by panicking, and here no attribute says which function is one"
+)]
+
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -190,14 +195,14 @@ async fn every_fault_of_an_answer_is_what_it_is_called() {
     wait::until("the process to end", || async { !engine.is_alive() }).await;
 }
 
-fn events() -> Option<EventsConfig> {
-    Some(EventsConfig {
+fn events() -> EventsConfig {
+    EventsConfig {
         endpoint: "tcp://*:0".to_owned(),
         replay_endpoint: Some("tcp://127.0.0.1:0".to_owned()),
         topic: "kv".to_owned(),
         buffer_steps: 1000,
         hash_form: HashForm::Int,
-    })
+    }
 }
 
 /// What a rank holds, by all the events that it can replay: hashes as the wire has them.
@@ -263,7 +268,7 @@ async fn the_events_of_a_rank_predict_every_hit_in_it() {
     let engine = started(Config {
         ranks: 2,
         blocks: 14,
-        events: events(),
+        events: Some(events()),
         loras: vec!["ada".to_owned()],
         prompt_tokens_details: true,
         ..Config::new(None)
