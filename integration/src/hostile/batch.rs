@@ -23,36 +23,45 @@ const WIDTH: usize = 24;
 /// The good request behind a bad one. Its answer shows where the daemon thinks that a request begins.
 const LIVE: &[u8] = b"GET /livez HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";
 
-/// Runs cases against the daemon at this address; names all that failed.
-#[track_caller]
-pub fn run(address: SocketAddr, cases: &[Case]) -> impl Future<Output = ()> {
-    let cases: Vec<Case> = cases.to_vec();
-    async move {
-        let count = cases.len();
-        let places = Arc::new(Semaphore::new(WIDTH));
-        let mut running = JoinSet::new();
-        for case in cases {
-            let places = Arc::clone(&places);
-            running.spawn(async move {
-                let _place = places.acquire_owned().await;
-                let reply = tokio::time::timeout(PATIENCE, exchange(address, &case)).await;
-                let reply = reply.map_err(|_| "no end of it".to_owned());
-                let judged = reply.and_then(|reply| case.judge(&reply));
-                judged.map_err(|why| format!("{}: {why}", case.name))
-            });
-        }
-        let mut wrong = Vec::new();
-        while let Some(ended) = running.join_next().await {
-            wrong.extend(ended.unwrap().err());
-        }
-        wrong.sort();
-        assert!(
-            wrong.is_empty(),
-            "{} of {count} cases went wrong:\n{}",
-            wrong.len(),
-            wrong.join("\n")
-        );
+/// Runs cases against the daemon at this address; names all that went wrong.
+pub async fn run(address: SocketAddr, cases: &[Case]) {
+    let cases = cases.iter().cloned();
+    let runs = cases.map(|case| async move {
+        let reply = tokio::time::timeout(PATIENCE, exchange(address, &case)).await;
+        let reply = reply.map_err(|_| "no end of it".to_owned());
+        let judged = reply.and_then(|reply| case.judge(&reply));
+        judged.map_err(|why| format!("{}: {why}", case.name))
+    });
+    at_once(WIDTH, runs).await;
+}
+
+/// Runs all, so many at a time; names all that went wrong.
+pub(super) async fn at_once<Run>(width: usize, runs: impl Iterator<Item = Run>)
+where
+    Run: Future<Output = Result<(), String>> + Send + 'static,
+{
+    let places = Arc::new(Semaphore::new(width));
+    let mut running = JoinSet::new();
+    for run in runs {
+        let places = Arc::clone(&places);
+        running.spawn(async move {
+            let _place = places.acquire_owned().await;
+            run.await
+        });
     }
+    let count = running.len();
+    let mut wrong = Vec::new();
+    while let Some(ended) = running.join_next().await {
+        let judged = ended.unwrap_or_else(|error| Err(error.to_string()));
+        wrong.extend(judged.err());
+    }
+    wrong.sort();
+    assert!(
+        wrong.is_empty(),
+        "{} of {count} cases went wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 /// Sends a case's bytes and returns all that comes back until the daemon closes.

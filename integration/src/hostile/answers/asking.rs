@@ -1,17 +1,15 @@
 //! Asks a fleet whose engines answer oddly, many questions at once, and judges what each client got.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 
 use super::{Odd, Outcome, Question};
 use crate::client::{self, Answer};
 use crate::emulated::vllm::EmulatedVllm;
 use crate::emulated::vllm::script::{Leg, Rule};
+use crate::hostile::batch::at_once;
 
 /// Questions at a time.
 const WIDTH: usize = 12;
@@ -41,43 +39,25 @@ pub async fn ask(
     times: Times,
     odd: Vec<Odd>,
 ) {
-    let count = odd.len();
-    let places = Arc::new(Semaphore::new(WIDTH));
-    let mut running = JoinSet::new();
-    for odd in odd {
+    for odd in &odd {
         let rule = Rule::on(leg).about(&odd.question.mark);
         let rule = rule.fault(odd.fault.clone());
         engine.script(match times {
             Times::Once | Times::Poisoning => rule,
             Times::Always | Times::Backed => rule.always(),
         });
-        let places = Arc::clone(&places);
-        running.spawn(async move {
-            let _place = places.acquire_owned().await;
-            let question = &odd.question;
-            let json = [("content-type", "application/json")];
-            let answered = client::call(address, "POST", question.path, &json, &question.body);
-            let Ok(answer) = tokio::time::timeout(ENOUGH, answered).await else {
-                return Err(format!("{}: no end of it", odd.name));
-            };
-            let judged = judge(&odd, times, &answer);
-            judged.map_err(|why| format!("{}: {why}: {}", odd.name, shown(&answer)))
-        });
     }
-    let mut wrong = Vec::new();
-    while let Some(ended) = running.join_next().await {
-        match ended {
-            Ok(judged) => wrong.extend(judged.err()),
-            Err(error) => wrong.push(error.to_string()),
-        }
-    }
-    wrong.sort();
-    assert!(
-        wrong.is_empty(),
-        "{} of {count} answers went wrong:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    let runs = odd.into_iter().map(|odd| async move {
+        let question = &odd.question;
+        let json = [("content-type", "application/json")];
+        let answered = client::call(address, "POST", question.path, &json, &question.body);
+        let Ok(answer) = tokio::time::timeout(ENOUGH, answered).await else {
+            return Err(format!("{}: no end of it", odd.name));
+        };
+        let judged = judge(&odd, times, &answer);
+        judged.map_err(|why| format!("{}: {why}: {}", odd.name, shown(&answer)))
+    });
+    at_once(WIDTH, runs).await;
 }
 
 fn shown(answer: &Answer) -> String {

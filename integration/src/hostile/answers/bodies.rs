@@ -96,16 +96,18 @@ fn spoilt(shape: Shape) -> Vec<Odd> {
     inside.chain(around).chain(twice).chain(others).collect()
 }
 
+/// The right answer with one thing changed.
+fn changed(shape: Shape, name: String, change: impl FnOnce(&mut Value)) -> Odd {
+    let question = Question::new(shape);
+    let mut value = question.value();
+    change(&mut value);
+    let answer = keeping(question.sized(value.to_string().as_bytes()));
+    Odd::new(name, &question, answer, Useless)
+}
+
 /// JSON in which the choices are no choices.
 fn shapes(shape: Shape) -> Vec<Odd> {
     let content = if shape.chat { "message" } else { "text" };
-    let changed = |name: String, change: &dyn Fn(&mut Value)| {
-        let question = Question::new(shape);
-        let mut value = question.value();
-        change(&mut value);
-        let answer = keeping(question.sized(value.to_string().as_bytes()));
-        Odd::new(name, &question, answer, Useless)
-    };
     let strangers = json!([
         null,
         false,
@@ -121,27 +123,30 @@ fn shapes(shape: Shape) -> Vec<Odd> {
         [7],
         ["x"]
     ]);
-    let strangers = strangers.as_array().cloned().unwrap_or_default();
     let mut cases = Vec::new();
-    for stranger in &strangers {
-        cases.push(changed(format!("choices are {stranger}"), &|value| {
+    for stranger in strangers.as_array().into_iter().flatten() {
+        let name = format!("choices are {stranger}");
+        cases.push(changed(shape, name, |value| {
             value["choices"] = stranger.clone();
         }));
-        cases.push(changed(format!("a choice is {stranger}"), &|value| {
+        let name = format!("a choice is {stranger}");
+        cases.push(changed(shape, name, |value| {
             value["choices"][0] = stranger.clone();
         }));
     }
     // An empty text is a text, and a message may carry something else than one.
     for stranger in [json!(null), json!(false), json!(7), json!([])] {
-        cases.push(changed(format!("{content} is {stranger}"), &|value| {
-            value["choices"][0][content] = stranger.clone();
+        let name = format!("{content} is {stranger}");
+        cases.push(changed(shape, name, |value| {
+            value["choices"][0][content] = stranger;
         }));
     }
-    cases.push(changed(format!("no {content}"), &|value| {
+    cases.push(changed(shape, format!("no {content}"), |value| {
         let choice = value["choices"][0].as_object_mut();
         choice.and_then(|choice| choice.remove(content));
     }));
-    cases.push(changed("choices under another name".to_owned(), &|value| {
+    let name = "choices under another name".to_owned();
+    cases.push(changed(shape, name, |value| {
         *value = json!({"Choices": value["choices"].take()});
     }));
     cases

@@ -16,6 +16,7 @@ pub fn cases(shape: Shape) -> Vec<Odd> {
         torn(shape),
         written(shape),
         before(shape),
+        nothing_said(shape),
         errors_before(shape),
         breaks(shape),
         errors_after(shape),
@@ -131,7 +132,7 @@ const STRANGE: &[&str] = &[
 fn before(shape: Shape) -> Vec<Odd> {
     let end = event("[DONE]");
     let first = |question: &Question| event(&question.chunk(0).to_string());
-    let mut cases = [
+    [
         instead(shape, "nothing", &|_| Vec::new()),
         instead(shape, "the end", &|_| end.clone().into()),
         instead(shape, "comments and the end", &|_| {
@@ -162,23 +163,22 @@ fn before(shape: Shape) -> Vec<Odd> {
             event(&question.role().to_string()).repeat(8000).into()
         }),
     ]
-    .concat();
-    for strange in STRANGE {
-        let name = format!("data {strange:?}");
-        cases.extend(instead(shape, &name, &|_| {
-            (event(strange) + &event("[DONE]")).into()
-        }));
-    }
+    .concat()
+}
+
+/// Events that are none, or that carry no word, and then the end.
+fn nothing_said(shape: Shape) -> Vec<Odd> {
     let choices = json!([
         null, [], {}, 7, "x", [null], [[]], [{}], [{"text": ""}], [{"delta": {}}], [{"delta": {"role": "assistant", "content": null}}]
     ]);
-    for choices in choices.as_array().into_iter().flatten() {
-        let chunk = json!({"choices": choices}).to_string();
-        cases.extend(instead(shape, &format!("choices {choices}"), &|_| {
-            (event(&chunk) + &event("[DONE]")).into()
-        }));
-    }
-    cases
+    let choices = choices.as_array().into_iter().flatten();
+    let wordless = choices.map(|choices| json!({"choices": choices}).to_string());
+    let strange = STRANGE.iter().map(|data| (*data).to_owned());
+    let case = |data: String| {
+        let name = format!("data {data:?} and the end");
+        instead(shape, &name, &|_| (event(&data) + &event("[DONE]")).into())
+    };
+    strange.chain(wordless).flat_map(case).collect()
 }
 
 /// An event whose text is not UTF-8.
