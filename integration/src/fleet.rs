@@ -256,6 +256,7 @@ impl Fleet {
         ]
         .map(str::to_owned);
         let args = RouterArgs::try_parse_from(own.iter().chain(&self.router_flags)).unwrap();
+        is_free(address).await;
         let daemon = Daemon::start(&format!("router-{number}"), |stop| {
             baton_router::run::run(args, stop)
         });
@@ -282,6 +283,7 @@ impl Fleet {
     pub async fn start_sidecar(&mut self, name: &str) {
         let at = self.position(name);
         let (address, engine) = (self.sidecars[at].address, self.sidecars[at].engine.clone());
+        is_free(address).await;
         let daemon = self.sidecar_daemon(name, address, &engine);
         self.sidecars[at].daemon = Some(daemon);
         listens(address).await;
@@ -563,6 +565,14 @@ impl Fleet {
         let panics = panics::seen();
         assert!(panics.is_empty(), "something panicked: {panics:?}");
     }
+}
+
+/// Waits until nobody listens any more: what was killed here ends on threads of its own, where a process would be gone.
+async fn is_free(address: SocketAddr) {
+    until_some(&format!("{address} to be free"), || async {
+        tokio::net::TcpListener::bind(address).await.ok()
+    })
+    .await;
 }
 
 /// Waits until somebody listens.

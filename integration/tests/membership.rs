@@ -204,6 +204,7 @@ async fn a_quarantine_outlives_the_decode_sidecar() {
         fleet.engine("p0").holds() == 0
     })
     .await;
+    fleet.engine("p0").overwrite_free();
     gate.open();
     assert_eq!(
         exchange.finish().await.served().generated(),
