@@ -38,6 +38,16 @@ impl<'de> Deserialize<'de> for Blocks {
     }
 }
 
+/// What can be said of a rank's view as a whole. Without a word it is exact and whole, as that of an empty rank is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ViewState {
+    /// It is a subset of what the rank holds: see [`KvEvent::Uncertain`].
+    pub uncertain: bool,
+    /// It has blocks without all that come before them: see [`KvEvent::Broken`].
+    pub broken: bool,
+}
+
 /// A change of what a rank holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -65,6 +75,10 @@ pub enum KvEvent {
     Uncertain,
     /// The view is exact again.
     Certain,
+    /// From here on, some blocks are in the view without all of the blocks before them.
+    Broken,
+    /// The blocks before each block of the view are in it, too, in whatever tiers.
+    Whole,
     /// An event of a newer peer. A watcher that meets one must ask for a snapshot.
     #[serde(other)]
     Unknown,

@@ -1,10 +1,12 @@
 //! The watch stream: all that a sidecar tells every router, as frames.
 //!
 //! It opens with `Hello`, then a snapshot in chunks, then the journal and reports as they come, with heartbeats between.
+//! A watcher that names the epoch and the last journal entry it has, as `?epoch=…&seq=…`, gets no snapshot if the journal
+//! still has all that came after.
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{Blocks, KvEvent};
+use crate::event::{Blocks, KvEvent, ViewState};
 use crate::id::{Epoch, Incarnation, WorkerId};
 use crate::load::LoadReport;
 use crate::worker::{Tier, WorkerInfo};
@@ -64,12 +66,15 @@ pub struct ViewDigest {
 pub enum WatchFrame {
     /// Who speaks.
     Hello(Hello),
-    /// Part of the snapshot of what a rank holds, as of journal sequence number `seq`.
+    /// Part of the snapshot of what a rank holds, as of journal sequence number `seq`. Every rank that is watched has at
+    /// least one part; of a rank without any, nothing is known.
     Snapshot {
         /// Last journal entry the snapshot includes.
         seq: u64,
         /// Data-parallel rank.
         rank: u32,
+        /// What can be said of the rank's view, at `seq`.
+        state: ViewState,
         /// Tier.
         tier: Tier,
         /// The blocks.
@@ -97,7 +102,7 @@ pub enum WatchFrame {
     Heartbeat {
         /// Last journal entry before it.
         seq: u64,
-        /// Digests at `seq`.
+        /// Digests at `seq`, of every tier that holds something.
         digests: Vec<ViewDigest>,
     },
     /// A frame of a newer peer: skipped.

@@ -12,7 +12,7 @@ use baton_proto::call::{
 };
 use baton_proto::compat::Compatibility;
 use baton_proto::digest::RequestDigest;
-use baton_proto::event::{Blocks, KvEvent};
+use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{Envelope, FrameReader, encode, from_bytes, to_bytes};
 use baton_proto::hash::SequenceHash;
 use baton_proto::load::{LoadReport, Measured, Origin};
@@ -74,7 +74,15 @@ fn event() -> impl Any<KvEvent> {
         (blocks(), tier()).prop_map(|(blocks, tier)| KvEvent::Stored { blocks, tier }),
         (blocks(), tier()).prop_map(|(blocks, tier)| KvEvent::Removed { blocks, tier }),
         of(tier()).prop_map(|tier| KvEvent::Cleared { tier }),
-        select(&[KvEvent::Uncertain, KvEvent::Certain, KvEvent::Unknown][..]),
+        select(
+            &[
+                KvEvent::Uncertain,
+                KvEvent::Certain,
+                KvEvent::Broken,
+                KvEvent::Whole,
+                KvEvent::Unknown
+            ][..]
+        ),
     ]
 }
 
@@ -231,6 +239,10 @@ fn hello() -> impl Any<Hello> {
         })
 }
 
+fn view_state() -> impl Any<ViewState> {
+    any::<(bool, bool)>().prop_map(|(uncertain, broken)| ViewState { uncertain, broken })
+}
+
 fn watch_frame() -> impl Any<WatchFrame> {
     use SidecarState as State;
     let states = [
@@ -244,13 +256,16 @@ fn watch_frame() -> impl Any<WatchFrame> {
     ];
     prop_oneof![
         hello().prop_map(WatchFrame::Hello),
-        (any::<u64>(), any::<u32>(), tier(), blocks(), any::<bool>()).prop_map(
-            |(seq, rank, tier, blocks, last)| WatchFrame::Snapshot {
-                seq,
-                rank,
-                tier,
-                blocks,
-                last
+        (any::<(u64, u32, bool)>(), view_state(), tier(), blocks()).prop_map(
+            |((seq, rank, last), state, tier, blocks)| {
+                WatchFrame::Snapshot {
+                    seq,
+                    rank,
+                    state,
+                    tier,
+                    blocks,
+                    last,
+                }
             }
         ),
         (any::<u64>(), any::<u32>(), event()).prop_map(|(seq, rank, event)| WatchFrame::Event {

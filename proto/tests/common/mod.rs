@@ -9,7 +9,7 @@ use baton_proto::call::{
 };
 use baton_proto::compat::Compatibility;
 use baton_proto::digest::RequestDigest;
-use baton_proto::event::{Blocks, KvEvent};
+use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{self, BadFrame, Envelope, FrameReader};
 use baton_proto::hash::SequenceHash;
 use baton_proto::load::{LoadReport, Measured, Origin};
@@ -215,11 +215,17 @@ fn events() -> Vec<Sample> {
             [KvEvent::Cleared { tier: Some(Tier::External) }, KvEvent::Cleared { tier: None }];
         Uncertain "event_uncertain" = [KvEvent::Uncertain];
         Certain "event_certain" = [KvEvent::Certain];
+        Broken "event_broken" = [KvEvent::Broken];
+        Whole "event_whole" = [KvEvent::Whole];
         Unknown "event_unknown" = [KvEvent::Unknown];
     )
 }
 
 fn watch() -> Vec<Sample> {
+    let state = ViewState {
+        uncertain: true,
+        broken: false,
+    };
     let event = KvEvent::Stored {
         blocks: blocks(),
         tier: Tier::Device,
@@ -239,7 +245,7 @@ fn watch() -> Vec<Sample> {
             WatchFrame::Hello(Hello { incarnation: None, info: None, ..hello() }),
         ];
         Snapshot "watch_snapshot" =
-            [WatchFrame::Snapshot { seq: 7, rank: 1, tier: Tier::Host, blocks: blocks(), last: true }];
+            [WatchFrame::Snapshot { seq: 7, rank: 1, state, tier: Tier::Host, blocks: blocks(), last: true }];
         Event "watch_event" = [WatchFrame::Event { seq: 70_000, rank: 0, event }];
         State "watch_state" = [WatchFrame::State { state: SidecarState::ServingKv }];
         Load "watch_load" = [WatchFrame::Load(load_report())];
