@@ -13,13 +13,21 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::CoreArgs;
-use crate::engine::{Attached, Engine};
+use crate::engine::{Attached, Engine, Following};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::relay::admission::Admission;
 use crate::relay::in_flight::InFlight;
 use crate::relay::used::UsedTickets;
 use crate::status::{EngineStatus, Published, state_of};
+use crate::view::KvView;
+
+/// Which life of the engine is followed, and what follows it.
+#[derive(Default)]
+struct Followed {
+    life: Option<Incarnation>,
+    _following: Option<Following>,
+}
 
 /// The state that every part of a sidecar shares.
 pub struct Core<E> {
@@ -39,6 +47,8 @@ pub struct Core<E> {
     pub ledger: Ledger,
     /// Handoffs this engine has used.
     pub used: UsedTickets,
+    /// What its KV cache holds.
+    pub view: Arc<KvView>,
     /// Who may enter.
     pub admission: Admission,
     /// Who is inside.
@@ -52,6 +62,7 @@ pub struct Core<E> {
     /// Wakes the watchdog before its time.
     pub look_again: Notify,
     quarantine: ArcSwapOption<String>,
+    followed: Mutex<Followed>,
     status: Mutex<EngineStatus>,
     published: watch::Sender<Published>,
 }
@@ -82,12 +93,14 @@ impl<E: Engine> Core<E> {
             client: Client::new(limits),
             ledger: Ledger::new(token.clone(), metrics.tickets.clone()),
             used: UsedTickets::default(),
+            view: KvView::new(metrics.view.clone()),
             admission: Admission::new(args.max_concurrency, args.max_queue, metrics.queued.clone()),
             in_flight: InFlight::default(),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             look_again: Notify::new(),
             quarantine: ArcSwapOption::empty(),
+            followed: Mutex::default(),
             status: Mutex::new(EngineStatus::Starting),
             published: watch::Sender::new(start),
             engine,
@@ -141,12 +154,27 @@ impl<E: Engine> Core<E> {
                 self.metrics.incarnations.inc();
             }
             self.ledger.void_others(&attached.incarnation);
+            self.follow(attached);
         }
         self.metrics
             .engine_up
             .set(i64::from(seen.attached().is_some()));
         *self.status() = seen;
         self.publish();
+    }
+
+    /// Each life of the engine has an event stream of its own. One that goes on is not left, whatever its engine looked
+    /// like in between.
+    fn follow(&self, attached: &Attached) {
+        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        if followed.life.as_ref() == Some(&attached.incarnation) {
+            return;
+        }
+        let feed = self.view.begin(&attached.info);
+        *followed = Followed {
+            life: Some(attached.incarnation.clone()),
+            _following: self.engine.follow(&feed),
+        };
     }
 
     /// Name of the engine's last quarantine.

@@ -134,6 +134,11 @@ impl Doubts {
         self.0 == 0
     }
 
+    /// Whether the rank may hold blocks that are not in the view. Of a stream that is only unheard yet, nothing says so.
+    pub fn can_be_learnt_away(self) -> bool {
+        self.iter().any(|reason| reason != Oddity::Unheard)
+    }
+
     /// The reasons.
     pub fn iter(self) -> impl Iterator<Item = Oddity> {
         Oddity::DOUBTS

@@ -392,6 +392,11 @@ impl RankView {
         self.block_size
     }
 
+    /// How many blocks a tier holds.
+    pub fn held(&self, tier: Tier) -> u64 {
+        self.holdings.view(tier).blocks
+    }
+
     /// The blocks of a tier, in no order.
     pub fn blocks(&self, tier: Tier) -> impl Iterator<Item = SequenceHash> + '_ {
         self.holdings.blocks(tier)
