@@ -21,7 +21,9 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::mirror::event::BlockEvent;
+use crate::mirror::oddity::Doubts;
 use crate::mirror::order::{Arrival, Stamp};
+use crate::mirror::rank::RankView;
 use crate::mirror::{Applied, Mirror, TIERS};
 
 use journal::Journal;
@@ -58,6 +60,19 @@ pub struct More {
     pub entries: Vec<Bytes>,
     /// If there are no more entries: what the view is after the last one.
     pub digests: Option<Vec<ViewDigest>>,
+}
+
+/// How a rank stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankStatus {
+    /// Data-parallel rank.
+    pub rank: u32,
+    /// Why its view is a subset of what it holds; empty while it is exact.
+    pub doubts: Doubts,
+    /// Whether blocks are in it without all that come before them.
+    pub broken: bool,
+    /// Number of the engine's last message that was applied.
+    pub last_seq: Option<u64>,
 }
 
 /// A copy of the view, in parts that are encoded as they are sent.
@@ -211,11 +226,17 @@ impl KvView {
         &self.metrics
     }
 
-    /// What is said of every watched rank as a whole.
-    pub fn states(&self) -> Vec<(u32, ViewState)> {
+    /// How every watched rank stands.
+    pub fn ranks(&self) -> Vec<RankStatus> {
         let inner = self.lock();
         let ranks = inner.mirror.ranks();
-        ranks.map(|(rank, view)| (rank, view.state())).collect()
+        let status = |(rank, view): (u32, &RankView)| RankStatus {
+            rank,
+            doubts: view.doubts(),
+            broken: view.state().broken,
+            last_seq: view.last_seq(),
+        };
+        ranks.map(status).collect()
     }
 
     fn tell(&self, inner: MutexGuard<'_, Inner>) {

@@ -158,10 +158,19 @@ impl Follower {
     }
 
     fn hear_all(&mut self, heard: Vec<Heard>, wire: &mut impl Wire) {
+        // What was read before a question was asked is no answer to it.
+        let mut asked_anew = false;
         for heard in heard {
+            if asked_anew && matches!(heard, Heard::Again(..) | Heard::End) {
+                continue;
+            }
             match &heard {
                 Heard::Connected => self.connected = true,
-                Heard::Disconnected => self.connected = false,
+                Heard::Disconnected => {
+                    self.connected = false;
+                    // A question sent into a connection that ends with the engine is lost, and nobody says so.
+                    wire.hush();
+                }
                 Heard::Live(..) => {
                     self.feed.metrics().messages.inc();
                 }
@@ -173,6 +182,7 @@ impl Follower {
                 Heard::Again(..) | Heard::Quiet => {}
             }
             for step in self.sequencer.hear(heard) {
+                asked_anew |= matches!(step, Step::Ask(_) | Step::Hush);
                 self.take(step, wire);
             }
         }

@@ -63,6 +63,8 @@ struct Last {
 struct Asked {
     from: u64,
     answered: bool,
+    /// It was asked before, and nothing came.
+    once_more: bool,
 }
 
 /// The order of one rank's messages.
@@ -129,6 +131,7 @@ impl Sequencer {
             self.asked = Some(Asked {
                 from,
                 answered: false,
+                once_more: false,
             });
             self.unclear = false;
             steps.push(Step::Ask(from));
@@ -200,7 +203,7 @@ impl Sequencer {
         self.wait(seq, payload);
         if self.waiting_bytes > MOST_WAITING {
             steps.push(Step::Hush);
-            self.unanswered(steps);
+            self.give_up(steps);
         } else if self.asked.is_none() {
             self.ask(steps);
         }
@@ -298,9 +301,22 @@ impl Sequencer {
     }
 
     fn unanswered(&mut self, steps: &mut Vec<Step>) {
-        if self.asked.take().is_none() {
+        let Some(asked) = self.asked.take() else {
             return;
+        };
+        if !asked.answered && !asked.once_more {
+            self.asked = Some(Asked {
+                once_more: true,
+                ..asked
+            });
+            return steps.push(Step::Ask(asked.from));
         }
+        self.give_up(steps);
+    }
+
+    /// No answer will come.
+    fn give_up(&mut self, steps: &mut Vec<Step>) {
+        self.asked = None;
         if self.broken && self.last.is_some() {
             steps.push(Step::Lose);
         }

@@ -1,8 +1,9 @@
 //! The sockets of one rank's event stream, through libzmq.
 //!
 //! Connections are watched, for their end is the only sign of an engine that began anew and went as far as the old one.
-//! Whatever a peer does, nothing here waits for it: sizes are bounded, heartbeats find one that is mute, and an answer that
-//! does not come is the caller's to give up.
+//! Whatever a peer does, nothing here waits for it: sizes are bounded, a handshake that does not come is given up, the kernel
+//! finds a peer that is gone without a word, and an answer that does not come is the caller's to give up. ZMTP's own
+//! heartbeats are left out: not every implementation bears them, and one that does not ends the connection.
 
 use std::time::Duration;
 
@@ -21,8 +22,11 @@ const HIGH_WATER_MARK: i32 = 100_000;
 /// Messages that are read in one go.
 const AT_ONCE: usize = 256;
 
-/// How often a peer must show signs of life, and how long it may fail to.
-const HEARTBEAT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(6));
+/// Longest time to connect, and again to shake hands.
+const CONNECT: Duration = Duration::from_secs(6);
+
+/// Silence on a connection in seconds before the kernel probes it, between probes, and how many may fail.
+const KEEPALIVE: (i32, i32, i32) = (5, 2, 3);
 
 /// A number for each monitor's endpoint.
 static MONITORS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
@@ -172,11 +176,13 @@ fn bound(socket: &Socket) -> Result<(), zmq::Error> {
     socket.set_maxmsgsize(MAX_MESSAGE)?;
     socket.set_reconnect_ivl(100)?;
     socket.set_reconnect_ivl_max(1000)?;
-    socket.set_connect_timeout(milliseconds(HEARTBEAT.1))?;
-    socket.set_handshake_ivl(milliseconds(HEARTBEAT.1))?;
-    socket.set_heartbeat_ivl(milliseconds(HEARTBEAT.0))?;
-    socket.set_heartbeat_timeout(milliseconds(HEARTBEAT.1))?;
-    socket.set_tcp_keepalive(1)
+    socket.set_connect_timeout(milliseconds(CONNECT))?;
+    socket.set_handshake_ivl(milliseconds(CONNECT))?;
+    let (idle, between, probes) = KEEPALIVE;
+    socket.set_tcp_keepalive(1)?;
+    socket.set_tcp_keepalive_idle(idle)?;
+    socket.set_tcp_keepalive_intvl(between)?;
+    socket.set_tcp_keepalive_cnt(probes)
 }
 
 fn watch(context: &Context, socket: &Socket) -> Result<Socket, zmq::Error> {

@@ -145,10 +145,13 @@ fn an_engine_that_contradicts_itself_is_not_believed() {
 fn without_an_answer_what_came_is_taken_and_a_broken_connection_is_a_loss() {
     let mut sequencer = following(1);
     assert_eq!(sequencer.hear(Heard::Live(3, message(3))), [Step::Ask(1)]);
+    assert_eq!(sequencer.hear(Heard::Unanswered), [Step::Ask(1)], "once more");
     assert_eq!(sequencer.hear(Heard::Unanswered), apply([3]));
     sequencer.hear(Heard::Disconnected);
     assert_eq!(sequencer.hear(Heard::Connected), [Step::Ask(3)]);
+    assert_eq!(sequencer.hear(Heard::Unanswered), [Step::Ask(3)]);
     assert_eq!(sequencer.hear(Heard::Unanswered), [Step::Lose]);
+    assert_eq!(sequencer.hear(Heard::Unanswered), [], "nothing was asked");
     assert_eq!(sequencer.hear(Heard::Live(4, message(4))), apply([4]));
 }
 
