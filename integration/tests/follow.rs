@@ -5,14 +5,19 @@
 //! subset of that, and equal to it while it is certain; and it is certain whenever nothing was lost for good.
 //! `BATON_VIEW_ROUNDS` asks for more rounds than the handful that every run of the tests makes.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy sees no test in the functions beside the tests"
+)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use baton_integration::{client, ports};
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::vllm::publisher::{EventFault, Mangled, ReplayFault};
 use baton_integration::emulated::vllm::{Config, EmulatedVllm, EngineId, EventsConfig, MODEL};
 use baton_integration::wait::{PATIENCE, until};
+use baton_integration::{client, ports};
 use baton_proto::event::Blocks;
 use baton_proto::frame::FrameReader;
 use baton_proto::hash::{Namespace, SequenceHash, sequence_hashes};
@@ -55,7 +60,8 @@ fn info() -> WorkerInfo {
 struct Scene {
     engine: EmulatedVllm,
     view: Arc<KvView>,
-    _following: Following,
+    #[expect(dead_code, reason = "to be dropped")]
+    following: Following,
     random: StdRng,
 }
 
@@ -98,7 +104,7 @@ impl Scene {
         let view = KvView::new(ViewMetrics::default());
         let feed = view.begin(&info());
         Self {
-            _following: start(&engine, &feed),
+            following: start(&engine, &feed),
             engine,
             view,
             random: StdRng::seed_from_u64(seed),
@@ -112,7 +118,9 @@ impl Scene {
         let own = self.random.random_range(0u32..60);
         let question = self.random.random_range(0u32..1000);
         let tokens = (0..shared).map(|at| 10 + (beginning * 7 + at) % 40);
-        let tokens: Vec<u32> = tokens.chain((0..own).map(|at| 60 + (question + at) % 90)).collect();
+        let tokens: Vec<u32> = tokens
+            .chain((0..own).map(|at| 60 + (question + at) % 90))
+            .collect();
         let mut body = json!({
             "model": MODEL,
             "prompt": if tokens.is_empty() { vec![1] } else { tokens },
@@ -180,7 +188,10 @@ impl Scene {
         self.view.snapshot().for_each(|part| reader.push(&part));
         let mut known = BTreeSet::new();
         while let Some(frame) = reader.next::<WatchFrame>().unwrap() {
-            let WatchFrame::Snapshot { rank, tier, blocks, .. } = frame else {
+            let WatchFrame::Snapshot {
+                rank, tier, blocks, ..
+            } = frame
+            else {
                 panic!("{frame:?}");
             };
             let Blocks(blocks) = blocks;
@@ -194,7 +205,9 @@ impl Scene {
 
     fn status(&self, rank: u32) -> RankStatus {
         let mut ranks = self.view.ranks().into_iter();
-        ranks.find(|status| status.rank == rank).expect("the rank is watched")
+        ranks
+            .find(|status| status.rank == rank)
+            .expect("the rank is watched")
     }
 
     /// Waits until all that was published has arrived.
@@ -213,18 +226,24 @@ impl Scene {
         let status = self.quiet(0).await;
         let (held, known) = (self.held(0), self.known(0));
         let ghosts = known.difference(&held).count();
-        assert_eq!(ghosts, 0, "{what}: blocks are known that are not there, {status:?}");
+        assert_eq!(
+            ghosts, 0,
+            "{what}: blocks are known that are not there, {status:?}"
+        );
         if status.doubts.is_empty() {
-            assert_eq!(known.len(), held.len(), "{what}: certain, and not all is known");
+            assert_eq!(
+                known.len(),
+                held.len(),
+                "{what}: certain, and not all is known"
+            );
         }
         status
     }
 
     /// Sooner or later it is. An engine's death is noticed later than the engine is asked what it holds.
     async fn is_exact(&self, what: &str) {
-        let exact = || async {
-            self.quiet(0).await.doubts.is_empty() && self.known(0) == self.held(0)
-        };
+        let exact =
+            || async { self.quiet(0).await.doubts.is_empty() && self.known(0) == self.held(0) };
         let exact = tokio::time::timeout(PATIENCE * 3 / 4, until("it", exact)).await;
         exact.unwrap_or_else(|_| {
             let (known, held) = (self.known(0).len(), self.held(0).len());
@@ -237,14 +256,20 @@ impl Scene {
 
 fn rounds(usual: u64) -> u64 {
     let asked = std::env::var("BATON_VIEW_ROUNDS").ok();
-    asked.map_or(usual, |rounds| rounds.parse().expect("BATON_VIEW_ROUNDS is a number"))
+    asked.map_or(usual, |rounds| {
+        rounds.parse().expect("BATON_VIEW_ROUNDS is a number")
+    })
 }
 
 /// Runs a story with so many seeds at a time.
 async fn with_seeds<F: Future<Output = ()> + Send + 'static>(seeds: u64, story: fn(u64) -> F) {
-    let stories: Vec<_> = (0..seeds).map(|seed| (seed, tokio::spawn(story(seed)))).collect();
+    let stories: Vec<_> = (0..seeds)
+        .map(|seed| (seed, tokio::spawn(story(seed))))
+        .collect();
     for (seed, story) in stories {
-        story.await.unwrap_or_else(|failed| panic!("seed {seed}: {failed}"));
+        story
+            .await
+            .unwrap_or_else(|failed| panic!("seed {seed}: {failed}"));
     }
 }
 
@@ -258,7 +283,9 @@ async fn evictions_namespaces_and_generated_blocks() {
         }
         scene.engine.reset_prefix_cache();
         scene.ask().await;
-        scene.is_exact("the cache was reset, and that was told late").await;
+        scene
+            .is_exact("the cache was reset, and that was told late")
+            .await;
     })
     .await;
 }
@@ -336,7 +363,9 @@ async fn what_is_lost_for_good_is_known_to_be_until_the_cache_is_reset() {
             scene.check(&what).await;
             scene.engine.reset_prefix_cache();
             scene.ask().await;
-            scene.is_exact(&format!("{what}, and the cache was reset")).await;
+            scene
+                .is_exact(&format!("{what}, and the cache was reset"))
+                .await;
         }
     })
     .await;
@@ -392,7 +421,7 @@ async fn whoever_joins_late_is_certain_only_if_history_reaches_back() {
         scene.is_exact("from the beginning").await;
         scene.raise(EventFault::ForgetHistory { keep });
         let feed = scene.view.begin(&info());
-        scene._following = start(&scene.engine, &feed);
+        scene.following = start(&scene.engine, &feed);
         assert!(!scene.status(0).doubts.is_empty(), "nothing was heard yet");
         let status = scene.check("joined late").await;
         assert_eq!(status.doubts.is_empty(), exact, "{status:?}");

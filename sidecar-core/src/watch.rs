@@ -161,7 +161,13 @@ mod tests {
     fn a_watcher_may_say_where_it_stands() {
         assert_eq!(place(Some("epoch=7&seq=3")), Some((Epoch(7), 3)));
         assert_eq!(place(Some("seq=3&x=y&epoch=7")), Some((Epoch(7), 3)));
-        for unclear in [None, Some(""), Some("epoch=7"), Some("epoch=7&seq=-1"), Some("epoch=7&seq=x")] {
+        for unclear in [
+            None,
+            Some(""),
+            Some("epoch=7"),
+            Some("epoch=7&seq=-1"),
+            Some("epoch=7&seq=x"),
+        ] {
             assert_eq!(place(unclear), None, "{unclear:?}");
         }
     }

@@ -88,10 +88,8 @@ fn report_mode<'a>(edit: Edit<'a>, object: &RawObject<'_>, full: bool) -> Edit<'
     const MODE: &str = "kv_cache_report_mode";
     const FULL: &str = "\"full\"";
     let Some(raw) = object.get_set(XARGS) else {
-        return match full {
-            true => edit.set(XARGS, format!("{{\"{MODE}\":{FULL}}}")),
-            false => edit,
-        };
+        let own = format!("{{\"{MODE}\":{FULL}}}");
+        return if full { edit.set(XARGS, own) } else { edit };
     };
     // Anything but an object is left for the engine to refuse.
     let Ok(own) = RawObject::parse(raw.as_bytes()) else {

@@ -75,8 +75,8 @@ impl ViewMetrics {
             let more = count.checked_sub(before).unwrap_or(*count);
             if more > 0 {
                 let reason = reason.name();
-                let counter = self.oddities.get_or_create(&ReasonLabel { reason });
-                counter.inc_by(more);
+                let oddities = self.oddities.get_or_create(&ReasonLabel { reason });
+                oddities.inc_by(more);
             }
         }
         *counted = now;
@@ -84,9 +84,7 @@ impl ViewMetrics {
 
     /// Messages were asked for once more; how that ended.
     pub fn replayed(&self, outcome: &'static str) {
-        self.replays
-            .get_or_create(&OutcomeLabel { outcome })
-            .inc();
+        self.replays.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     /// Something in the engine's messages was not as expected.

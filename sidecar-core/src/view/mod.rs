@@ -28,8 +28,8 @@ use crate::mirror::{Applied, Mirror, TIERS};
 
 use journal::Journal;
 use metrics::ViewMetrics;
-use reports::Reports;
 pub use reports::ReportGuard;
+use reports::Reports;
 
 /// Blocks of one part of a snapshot: half a megabyte.
 const PART: usize = 65_536;

@@ -79,7 +79,9 @@ struct Watcher {
 impl Watcher {
     fn read(&mut self, bytes: &[Bytes]) {
         let mut reader = FrameReader::default();
-        bytes.iter().for_each(|bytes| reader.push(bytes));
+        for part in bytes {
+            reader.push(part);
+        }
         while let Some(frame) = reader.next::<WatchFrame>().unwrap() {
             self.take(frame);
         }
@@ -107,7 +109,10 @@ impl Watcher {
                 match event {
                     KvEvent::Stored { blocks, .. } => held.extend(blocks.0),
                     KvEvent::Removed { blocks, .. } => {
-                        blocks.0.iter().for_each(|block| assert!(held.remove(block)));
+                        blocks
+                            .0
+                            .iter()
+                            .for_each(|block| assert!(held.remove(block)));
                     }
                     KvEvent::Cleared { .. } => held.clear(),
                     KvEvent::Uncertain => state.uncertain = true,
@@ -123,8 +128,10 @@ impl Watcher {
 
     fn digests(&self) -> Vec<(u32, u64)> {
         let held = self.ranks.iter().filter(|(_, held)| !held.1.is_empty());
-        let digest = |held: &BTreeSet<SequenceHash>| held.iter().copied().collect::<BlockSetDigest>();
-        held.map(|(rank, held)| (*rank, digest(&held.1).value())).collect()
+        let digest =
+            |held: &BTreeSet<SequenceHash>| held.iter().copied().collect::<BlockSetDigest>();
+        held.map(|(rank, held)| (*rank, digest(&held.1).value()))
+            .collect()
     }
 
     /// Goes on from where it stands, or anew.
@@ -138,7 +145,10 @@ impl Watcher {
         loop {
             self.read(&more.entries);
             if let Some(digests) = more.digests {
-                let digests: Vec<_> = digests.iter().map(|told| (told.rank, told.digest)).collect();
+                let digests: Vec<_> = digests
+                    .iter()
+                    .map(|told| (told.rank, told.digest))
+                    .collect();
                 assert_eq!(self.digests(), digests);
                 return;
             }
@@ -186,7 +196,10 @@ fn reports_are_asked_for_while_something_was_lost_and_expected_for_a_while_after
     let view = view();
     let feed = view.begin(&info());
     feed.watch(0);
-    assert!(!view.wants_reports(), "an engine that was not heard yet may hold nothing");
+    assert!(
+        !view.wants_reports(),
+        "an engine that was not heard yet may hold nothing"
+    );
     store(&feed, 0, 5, 1, 0);
     assert!(view.wants_reports());
     drop(view.ask_for_reports());

@@ -136,6 +136,12 @@ fn what_an_engines_command_says_of_kv_events_stays() {
         assert_eq!(launch.unwrap().command, line[1..]);
         assert_eq!(config.events, None);
     }
-    let (config, _) = plan(&args(&["--engine", "http://h:1", "--kv-events-config", own])).unwrap();
+    let (config, _) = plan(&args(&[
+        "--engine",
+        "http://h:1",
+        "--kv-events-config",
+        own,
+    ]))
+    .unwrap();
     assert!(config.events.unwrap().tells());
 }

@@ -192,7 +192,11 @@ fn reused_blocks_are_reported_when_asked_for_and_never_otherwise() {
         local_body(&request(body), leg)
     };
     for (client, silent, full) in [
-        ("{}", "{}", r#"{"vllm_xargs":{"kv_cache_report_mode":"full"}}"#),
+        (
+            "{}",
+            "{}",
+            r#"{"vllm_xargs":{"kv_cache_report_mode":"full"}}"#,
+        ),
         (
             r#"{"vllm_xargs":{"a":1.50}}"#,
             r#"{"vllm_xargs":{"a":1.50}}"#,
@@ -203,7 +207,11 @@ fn reused_blocks_are_reported_when_asked_for_and_never_otherwise() {
             r#"{"vllm_xargs":{"a":1}}"#,
             r#"{"vllm_xargs":{"kv_cache_report_mode":"full","a":1}}"#,
         ),
-        (r#"{"vllm_xargs":7}"#, r#"{"vllm_xargs":7}"#, r#"{"vllm_xargs":7}"#),
+        (
+            r#"{"vllm_xargs":7}"#,
+            r#"{"vllm_xargs":7}"#,
+            r#"{"vllm_xargs":7}"#,
+        ),
         (
             r#"{"vllm_xargs":null}"#,
             r#"{"vllm_xargs":null}"#,

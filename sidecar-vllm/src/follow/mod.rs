@@ -206,7 +206,10 @@ impl Follower {
             }
             Step::Silent => self.feed.silent(rank),
             Step::Lose => {
-                tracing::warn!(rank, "KV events were lost: what the engine holds is learnt anew");
+                tracing::warn!(
+                    rank,
+                    "KV events were lost: what the engine holds is learnt anew"
+                );
                 self.feed.lose(rank);
             }
         }

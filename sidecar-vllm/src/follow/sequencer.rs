@@ -67,6 +67,17 @@ struct Asked {
     once_more: bool,
 }
 
+/// Whether the engine is in the life that is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// It is.
+    Known,
+    /// The connection ended since the last message: even the right number may be another life's.
+    Doubted,
+    /// It could not be found out, and that was said. Messages are taken as they come.
+    Assumed,
+}
+
 /// The order of one rank's messages.
 #[derive(Debug)]
 pub(super) struct Sequencer {
@@ -74,11 +85,7 @@ pub(super) struct Sequencer {
     can_ask: bool,
     last: Option<Last>,
     asked: Option<Asked>,
-    /// The connection ended since the last message, and nothing was said since: even the right number may be another
-    /// life's.
-    broken: bool,
-    /// The connection ended once, and it is not known whether the engine is in the life it was in.
-    unverified: bool,
+    life: Life,
     /// Something happened since the last question that only another one can explain.
     unclear: bool,
     /// A number came that was there already, with another message.
@@ -95,8 +102,7 @@ impl Sequencer {
             can_ask,
             last: None,
             asked: None,
-            broken: true,
-            unverified: true,
+            life: Life::Doubted,
             unclear: false,
             regressed: false,
             waiting: BTreeMap::new(),
@@ -176,8 +182,7 @@ impl Sequencer {
     }
 
     fn disconnected(&mut self, steps: &mut Vec<Step>) {
-        self.broken = true;
-        self.unverified = true;
+        self.life = Life::Doubted;
         if self.asked.take().is_some() {
             steps.push(Step::Hush);
         }
@@ -196,7 +201,7 @@ impl Sequencer {
         if seq < self.next() {
             return self.live_again(seq, &payload, steps);
         }
-        if seq == self.next() && !self.broken {
+        if seq == self.next() && self.life != Life::Doubted {
             self.apply(seq, payload, steps);
             return self.release(0, steps);
         }
@@ -235,14 +240,14 @@ impl Sequencer {
             if last.digest != xxh3_64(&payload) {
                 self.another_life(steps);
             } else if is_first {
-                self.verified();
+                self.life = Life::Known;
             }
             return;
         }
         if seq < self.next() {
             return;
         }
-        if is_first && self.last.is_some() && self.unverified {
+        if is_first && self.last.is_some() && self.life != Life::Known {
             // The last message is no longer there to tell this life from another that has come as far.
             steps.push(Step::Lose);
         }
@@ -253,7 +258,7 @@ impl Sequencer {
             return;
         }
         if self.last.is_none() {
-            self.verified();
+            self.life = Life::Known;
         }
         // An answer is in order: what it leaves out does not come.
         self.release(seq, steps);
@@ -267,7 +272,7 @@ impl Sequencer {
     /// connection held all the while and its numbers went on, that cannot be: whatever it is, not all of it can be known.
     fn another_life(&mut self, steps: &mut Vec<Step>) {
         steps.push(Step::Restart);
-        if !self.unverified && !self.regressed {
+        if self.life == Life::Known && !self.regressed {
             steps.push(Step::Lose);
         }
         self.regressed = false;
@@ -276,26 +281,19 @@ impl Sequencer {
         self.ask(steps);
     }
 
-    /// The engine is in the life that is followed.
-    fn verified(&mut self) {
-        self.broken = false;
-        self.unverified = false;
-    }
-
     fn end(&mut self, steps: &mut Vec<Step>) {
         let Some(asked) = self.asked.take() else {
             return;
         };
-        if !asked.answered {
-            match self.last {
-                None if self.waiting.is_empty() && self.unverified => {
-                    self.verified();
-                    steps.push(Step::Silent);
-                }
-                None => {}
-                Some(_) if self.unverified || self.regressed => return self.another_life(steps),
-                Some(_) => {}
+        let known = self.life == Life::Known;
+        match self.last {
+            _ if asked.answered => {}
+            Some(_) if !known || self.regressed => return self.another_life(steps),
+            None if !known && self.waiting.is_empty() => {
+                self.life = Life::Known;
+                steps.push(Step::Silent);
             }
+            _ => {}
         }
         self.settle(steps);
     }
@@ -317,7 +315,7 @@ impl Sequencer {
     /// No answer will come.
     fn give_up(&mut self, steps: &mut Vec<Step>) {
         self.asked = None;
-        if self.broken && self.last.is_some() {
+        if self.life == Life::Doubted && self.last.is_some() {
             steps.push(Step::Lose);
         }
         self.settle(steps);
@@ -326,7 +324,9 @@ impl Sequencer {
     /// No more is to come in answer to the last question.
     fn settle(&mut self, steps: &mut Vec<Step>) {
         self.release(u64::MAX, steps);
-        self.broken = false;
+        if self.life == Life::Doubted {
+            self.life = Life::Assumed;
+        }
         if self.unclear {
             return self.ask(steps);
         }

@@ -74,9 +74,12 @@ impl EventsConfig {
     }
 
     /// As this rank has it: ports are counted up by rank, as vLLM does.
+    #[must_use]
     pub fn of_rank(&self, rank: u32) -> Self {
         let shifted = |endpoint: &str| -> String {
-            let port = endpoint.strip_prefix("tcp://").and(endpoint.rsplit_once(':'));
+            let port = endpoint
+                .strip_prefix("tcp://")
+                .and(endpoint.rsplit_once(':'));
             let port = port.and_then(|(host, port)| Some((host, port.parse::<u32>().ok()?)));
             match port {
                 Some((host, port)) if port > 0 => format!("{host}:{}", port + rank),
@@ -177,7 +180,8 @@ mod tests {
 
     #[test]
     fn what_the_recorded_engine_says_of_its_ranks() {
-        let recorded = include_str!("../../../integration/recordings/vllm/kv_events/sources_dp.json");
+        let recorded =
+            include_str!("../../../integration/recordings/vllm/kv_events/sources_dp.json");
         let mut recorded: serde_json::Value = serde_json::from_str(recorded).unwrap();
         let told = serde_json::from_value(recorded["response"]["body"].take()).unwrap();
         let sources = sources_told(told);

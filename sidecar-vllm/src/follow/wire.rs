@@ -136,7 +136,11 @@ impl Wire for ZmqWire {
             self.events.as_poll_item(POLLIN),
             self.monitor.as_poll_item(POLLIN),
         ];
-        items.extend(self.question.as_ref().map(|socket| socket.as_poll_item(POLLIN)));
+        items.extend(
+            self.question
+                .as_ref()
+                .map(|socket| socket.as_poll_item(POLLIN)),
+        );
         zmq::poll(&mut items, patience)?;
         self.read(bad)
     }

@@ -192,7 +192,11 @@ impl EmulatedVllm {
             None => None,
             Some(events) => Some(publisher(events, rank).await),
         };
-        let telling = Arc::new(Telling::new(publisher.clone(), config.block_size, config.remember));
+        let telling = Arc::new(Telling::new(
+            publisher.clone(),
+            config.block_size,
+            config.remember,
+        ));
         let core = Core::new(
             config.core(rank),
             Arc::clone(&self.inner.tokenizer),

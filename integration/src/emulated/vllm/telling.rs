@@ -27,11 +27,7 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    pub(super) fn new(
-        publisher: Option<Arc<Publisher>>,
-        block_size: u32,
-        remember: bool,
-    ) -> Self {
+    pub(super) fn new(publisher: Option<Arc<Publisher>>, block_size: u32, remember: bool) -> Self {
         Self {
             publisher,
             block_size,

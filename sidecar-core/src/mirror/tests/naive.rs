@@ -38,7 +38,8 @@ impl Naive {
     pub(super) fn is_broken(&self, block_size: usize) -> bool {
         let texts = || self.copies.iter().filter_map(|copy| copy.text.as_deref());
         let held: BTreeSet<&[u32]> = texts().collect();
-        texts().any(|text| text.len() > block_size && !held.contains(&text[..text.len() - block_size]))
+        texts()
+            .any(|text| text.len() > block_size && !held.contains(&text[..text.len() - block_size]))
     }
 
     /// Stores consecutive blocks: their names, and the tokens of each; what is not understood has none.

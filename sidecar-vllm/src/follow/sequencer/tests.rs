@@ -145,7 +145,11 @@ fn an_engine_that_contradicts_itself_is_not_believed() {
 fn without_an_answer_what_came_is_taken_and_a_broken_connection_is_a_loss() {
     let mut sequencer = following(1);
     assert_eq!(sequencer.hear(Heard::Live(3, message(3))), [Step::Ask(1)]);
-    assert_eq!(sequencer.hear(Heard::Unanswered), [Step::Ask(1)], "once more");
+    assert_eq!(
+        sequencer.hear(Heard::Unanswered),
+        [Step::Ask(1)],
+        "once more"
+    );
     assert_eq!(sequencer.hear(Heard::Unanswered), apply([3]));
     sequencer.hear(Heard::Disconnected);
     assert_eq!(sequencer.hear(Heard::Connected), [Step::Ask(3)]);
@@ -159,7 +163,11 @@ fn without_an_answer_what_came_is_taken_and_a_broken_connection_is_a_loss() {
 fn an_engine_that_cannot_be_asked_is_taken_at_its_word() {
     let mut sequencer = Sequencer::new(false);
     assert_eq!(sequencer.hear(Heard::Connected), []);
-    assert_eq!(sequencer.hear(Heard::Disconnected), [], "nothing was heard that could be lost");
+    assert_eq!(
+        sequencer.hear(Heard::Disconnected),
+        [],
+        "nothing was heard that could be lost"
+    );
     assert_eq!(sequencer.hear(Heard::Live(0, message(0))), apply([0]));
     assert_eq!(sequencer.hear(Heard::Live(7, message(7))), apply([7]));
     assert_eq!(sequencer.hear(Heard::Quiet), []);
@@ -269,7 +277,9 @@ impl Scene {
 
     fn answer(&mut self, parts: usize) {
         for _ in 0..parts {
-            let Some((life, rest)) = &mut self.answer else { return };
+            let Some((life, rest)) = &mut self.answer else {
+                return;
+            };
             if *life != self.life {
                 return;
             }
@@ -278,7 +288,7 @@ impl Scene {
                 return self.hear(Heard::End);
             }
             let seq = rest.remove(0);
-            let payload = self.published[seq as usize].clone();
+            let payload = self.published[usize::try_from(seq).unwrap()].clone();
             self.hear(Heard::Again(seq, payload));
         }
     }
