@@ -60,7 +60,6 @@ fn info() -> WorkerInfo {
 struct Scene {
     engine: EmulatedVllm,
     view: Arc<KvView>,
-    #[expect(dead_code, reason = "to be dropped")]
     following: Following,
     random: StdRng,
 }

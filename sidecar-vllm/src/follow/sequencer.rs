@@ -67,6 +67,17 @@ struct Asked {
     once_more: bool,
 }
 
+/// Whether the engine can be asked for messages again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Again {
+    /// It cannot.
+    Never,
+    /// It can.
+    Asked,
+    /// It could, but it contradicted what it had published. It is believed again after its connection has ended.
+    Disbelieved,
+}
+
 /// Whether the engine is in the life that is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
@@ -81,8 +92,7 @@ enum Life {
 /// The order of one rank's messages.
 #[derive(Debug)]
 pub(super) struct Sequencer {
-    /// Whether the engine can be asked.
-    can_ask: bool,
+    replay: Again,
     last: Option<Last>,
     asked: Option<Asked>,
     life: Life,
@@ -99,7 +109,11 @@ impl Sequencer {
     /// Of a rank that nothing was heard of.
     pub(super) fn new(can_ask: bool) -> Self {
         Self {
-            can_ask,
+            replay: if can_ask {
+                Again::Asked
+            } else {
+                Again::Never
+            },
             last: None,
             asked: None,
             life: Life::Doubted,
@@ -132,7 +146,7 @@ impl Sequencer {
     }
 
     fn ask(&mut self, steps: &mut Vec<Step>) {
-        if self.can_ask {
+        if self.replay == Again::Asked {
             let from = self.last.map_or(0, |last| last.seq);
             self.asked = Some(Asked {
                 from,
@@ -188,13 +202,16 @@ impl Sequencer {
         }
         // Of the life that may have ended; in the same one they can be had again.
         self.forget_waiting();
-        if !self.can_ask && self.last.is_some() {
-            steps.push(Step::Lose);
+        match self.replay {
+            Again::Asked => {}
+            Again::Disbelieved => self.replay = Again::Asked,
+            Again::Never if self.last.is_some() => steps.push(Step::Lose),
+            Again::Never => {}
         }
     }
 
     fn live(&mut self, seq: u64, payload: Vec<u8>, steps: &mut Vec<Step>) {
-        if !self.can_ask {
+        if self.replay != Again::Asked {
             // Numbers and times are all there is to judge by, and the mirror does.
             return self.apply(seq, payload, steps);
         }
@@ -253,9 +270,7 @@ impl Sequencer {
         }
         let live = self.waiting.get(&seq);
         if live.is_some_and(|live| *live != payload) {
-            // Two messages under one number: no answer of this engine can be believed.
-            steps.push(Step::Lose);
-            return;
+            return self.disbelieve(steps);
         }
         if self.last.is_none() {
             self.life = Life::Known;
@@ -268,17 +283,27 @@ impl Sequencer {
         self.release(0, steps);
     }
 
-    /// The engine has another message under a number that was applied, or none although it should have it. If its
-    /// connection held all the while and its numbers went on, that cannot be: whatever it is, not all of it can be known.
+    /// The engine has another message under a number that was applied, or none although it should have it.
     fn another_life(&mut self, steps: &mut Vec<Step>) {
-        steps.push(Step::Restart);
         if self.life == Life::Known && !self.regressed {
-            steps.push(Step::Lose);
+            // Its connection held all the while and its numbers went on.
+            return self.disbelieve(steps);
         }
+        steps.push(Step::Restart);
         self.regressed = false;
         self.last = None;
         self.forget_waiting();
         self.ask(steps);
+    }
+
+    /// Two messages under one number. Either the answer is of a new life and the end of the old one's connection is about
+    /// to show, or this engine's answers are worth nothing.
+    fn disbelieve(&mut self, steps: &mut Vec<Step>) {
+        self.replay = Again::Disbelieved;
+        self.asked = None;
+        self.unclear = false;
+        steps.extend([Step::Hush, Step::Lose]);
+        self.release(u64::MAX, steps);
     }
 
     fn end(&mut self, steps: &mut Vec<Step>) {
