@@ -13,6 +13,9 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Most bytes of messages that wait for others before them.
 const MOST_WAITING: usize = 64 << 20;
 
+/// Silences before an engine is asked again that contradicted itself: half a minute.
+const DISBELIEF: u32 = 30;
+
 /// What happened.
 #[derive(Debug)]
 pub(super) enum Heard {
@@ -74,8 +77,9 @@ enum Again {
     Never,
     /// It can.
     Asked,
-    /// It could, but it contradicted what it had published. It is believed again after its connection has ended.
-    Disbelieved,
+    /// It could, but it contradicted what it had published. It is given another chance when its connection has ended, or
+    /// after so many more silences.
+    Disbelieved(u32),
 }
 
 /// Whether the engine is in the life that is followed.
@@ -128,8 +132,8 @@ impl Sequencer {
     pub(super) fn hear(&mut self, heard: Heard) -> Vec<Step> {
         let mut steps = Vec::new();
         match heard {
-            Heard::Connected | Heard::Quiet if self.asked.is_none() => self.ask(&mut steps),
-            Heard::Quiet => {}
+            Heard::Quiet => self.quiet(&mut steps),
+            Heard::Connected if self.asked.is_none() => self.ask(&mut steps),
             Heard::Connected => self.unclear = true,
             Heard::Disconnected => self.disconnected(&mut steps),
             Heard::Live(seq, payload) => self.live(seq, payload, &mut steps),
@@ -143,6 +147,19 @@ impl Sequencer {
     /// Whether an answer is awaited.
     pub(super) fn is_asking(&self) -> bool {
         self.asked.is_some()
+    }
+
+    fn quiet(&mut self, steps: &mut Vec<Step>) {
+        if let Again::Disbelieved(silences) = &mut self.replay {
+            *silences -= 1;
+            if *silences > 0 {
+                return;
+            }
+            self.replay = Again::Asked;
+        }
+        if self.asked.is_none() {
+            self.ask(steps);
+        }
     }
 
     fn ask(&mut self, steps: &mut Vec<Step>) {
@@ -204,7 +221,7 @@ impl Sequencer {
         self.forget_waiting();
         match self.replay {
             Again::Asked => {}
-            Again::Disbelieved => self.replay = Again::Asked,
+            Again::Disbelieved(_) => self.replay = Again::Asked,
             Again::Never if self.last.is_some() => steps.push(Step::Lose),
             Again::Never => {}
         }
@@ -251,6 +268,7 @@ impl Sequencer {
             return;
         }
         let is_first = !std::mem::replace(&mut asked.answered, true);
+        let doubted = self.life != Life::Known;
         if let Some(last) = self.last
             && seq == last.seq
         {
@@ -264,13 +282,17 @@ impl Sequencer {
         if seq < self.next() {
             return;
         }
-        if is_first && self.last.is_some() && self.life != Life::Known {
+        if is_first && self.last.is_some() && doubted {
             // The last message is no longer there to tell this life from another that has come as far.
             steps.push(Step::Lose);
         }
         let live = self.waiting.get(&seq);
         if live.is_some_and(|live| *live != payload) {
-            return self.disbelieve(steps);
+            if !doubted {
+                return self.disbelieve(steps);
+            }
+            // What was read last before a connection's end is of the old life.
+            self.forget_waiting();
         }
         if self.last.is_none() {
             self.life = Life::Known;
@@ -299,7 +321,7 @@ impl Sequencer {
     /// Two messages under one number. Either the answer is of a new life and the end of the old one's connection is about
     /// to show, or this engine's answers are worth nothing.
     fn disbelieve(&mut self, steps: &mut Vec<Step>) {
-        self.replay = Again::Disbelieved;
+        self.replay = Again::Disbelieved(DISBELIEF);
         self.asked = None;
         self.unclear = false;
         steps.extend([Step::Hush, Step::Lose]);
