@@ -100,7 +100,7 @@ impl Scene {
     async fn new(config: Config, seed: u64) -> Self {
         let engine = EmulatedVllm::new(config);
         engine.start().await;
-        let view = KvView::new(ViewMetrics::default());
+        let view = KvView::new(ViewMetrics::default(), None);
         let feed = view.begin(&info());
         Self {
             following: start(&engine, &feed),
