@@ -133,8 +133,7 @@ impl Sequencer {
         let mut steps = Vec::new();
         match heard {
             Heard::Quiet => self.quiet(&mut steps),
-            Heard::Connected if self.asked.is_none() => self.ask(&mut steps),
-            Heard::Connected => self.unclear = true,
+            Heard::Connected => self.connected(&mut steps),
             Heard::Disconnected => self.disconnected(&mut steps),
             Heard::Live(seq, payload) => self.live(seq, payload, &mut steps),
             Heard::Again(seq, payload) => self.again(seq, payload, &mut steps),
@@ -147,6 +146,15 @@ impl Sequencer {
     /// Whether an answer is awaited.
     pub(super) fn is_asking(&self) -> bool {
         self.asked.is_some()
+    }
+
+    /// What was learnt without a connection may be of a life that ended meanwhile: nothing would have shown that.
+    fn connected(&mut self, steps: &mut Vec<Step>) {
+        self.life = Life::Doubted;
+        if self.asked.take().is_some() {
+            steps.push(Step::Hush);
+        }
+        self.ask(steps);
     }
 
     fn quiet(&mut self, steps: &mut Vec<Step>) {

@@ -113,6 +113,20 @@ fn after_a_broken_connection_a_new_life_shows_by_its_messages() {
 }
 
 #[test]
+fn what_was_learnt_without_a_connection_is_looked_at_again() {
+    let mut sequencer = following(1);
+    sequencer.hear(Heard::Disconnected);
+    assert_eq!(sequencer.hear(Heard::Live(2, message(2))), [Step::Ask(1)]);
+    let steps = sequencer.hear(Heard::End);
+    assert_eq!(steps, [Step::Restart, Step::Ask(0)]);
+    let steps = sequencer.hear(Heard::Again(0, other(0)));
+    assert_eq!(steps, [Step::Apply(0, other(0))]);
+    assert_eq!(sequencer.hear(Heard::Connected), [Step::Hush, Step::Ask(0)]);
+    let steps = sequencer.hear(Heard::Again(0, message(0)));
+    assert_eq!(steps, [Step::Restart, Step::Ask(0)], "a third life");
+}
+
+#[test]
 fn numbers_that_begin_again_over_a_connection_that_holds_are_a_new_life() {
     let mut sequencer = following(5);
     let steps = sequencer.hear(Heard::Live(0, other(0)));
