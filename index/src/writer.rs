@@ -41,7 +41,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) fn new() -> Self {
-        let keys = Keys::new(RandomState::new().hash_one("baton-index"));
+        let keys = Keys::new(salt());
         let sets = Sets::new();
         let view = View {
             keys,
@@ -296,6 +296,15 @@ impl Writer {
             + self.sets.bytes()
             + size_of_val(&*self.view.targets)
             + targets
+    }
+}
+
+/// Another one for each index, except where runs are to be repeated.
+fn salt() -> u64 {
+    if cfg!(loom) {
+        0x9e37_79b9_7f4a_7c15
+    } else {
+        RandomState::new().hash_one("baton-index")
     }
 }
 

@@ -179,7 +179,7 @@ impl Pair {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn it_finds_what_a_naive_index_finds(
@@ -319,7 +319,7 @@ fn memory_of_sets_is_given_back() {
     let sparse = index.memory_bytes();
     assert!(sparse < full / 3, "{sparse} of {full}");
     let mut found = Found::new();
-    for hash in blocks {
+    for hash in blocks.into_iter().step_by(20) {
         index.find(&[hash], &mut found);
         assert_eq!(found.matches(), naive.find(&[hash]));
     }

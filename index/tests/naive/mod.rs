@@ -4,22 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use baton_index::{Match, Target, Tier};
 
-pub const TIERS: [Tier; 4] = [Tier::DEVICE, Tier::HOST, Tier::DISK, Tier::EXTERNAL];
+pub(crate) const TIERS: [Tier; 4] = [Tier::DEVICE, Tier::HOST, Tier::DISK, Tier::EXTERNAL];
 
 /// What each target holds, by tier.
 #[derive(Default)]
-pub struct Naive(pub BTreeMap<Target, [BTreeSet<u64>; 4]>);
+pub(crate) struct Naive(pub(crate) BTreeMap<Target, [BTreeSet<u64>; 4]>);
 
-pub fn place(tier: Tier) -> usize {
+pub(crate) fn place(tier: Tier) -> usize {
     TIERS.iter().position(|other| *other == tier).unwrap()
 }
 
 impl Naive {
-    pub fn tier(&mut self, target: Target, tier: Tier) -> &mut BTreeSet<u64> {
+    pub(crate) fn tier(&mut self, target: Target, tier: Tier) -> &mut BTreeSet<u64> {
         &mut self.0.get_mut(&target).unwrap()[place(tier)]
     }
 
-    pub fn find(&self, sequence: &[u64]) -> Vec<Match> {
+    pub(crate) fn find(&self, sequence: &[u64]) -> Vec<Match> {
         let each = self.0.iter().map(|(target, tiers)| {
             let lowest = |hash: &u64| tiers.iter().position(|tier| tier.contains(hash));
             let mut by_tier = [0; 4];
@@ -33,7 +33,7 @@ impl Naive {
     }
 
     /// Whether a target has nothing of the chains behind a hole.
-    pub fn is_whole(&self, target: Target, chains: &[Vec<u64>]) -> bool {
+    pub(crate) fn is_whole(&self, target: Target, chains: &[Vec<u64>]) -> bool {
         let tiers = &self.0[&target];
         let held = |hash: &u64| tiers.iter().any(|tier| tier.contains(hash));
         chains.iter().all(|chain| {
@@ -44,7 +44,7 @@ impl Naive {
 }
 
 /// A number that is as good as random, and always the same.
-pub fn mix(seed: u64) -> u64 {
+pub(crate) fn mix(seed: u64) -> u64 {
     let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     for factor in [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb] {
         mixed = (mixed ^ mixed >> 29).wrapping_mul(factor);
@@ -53,7 +53,7 @@ pub fn mix(seed: u64) -> u64 {
 }
 
 /// Sequences that share beginnings with the first, each a little longer; the first begins with 0.
-pub fn chains(count: u64, length: usize) -> Vec<Vec<u64>> {
+pub(crate) fn chains(count: u64, length: usize) -> Vec<Vec<u64>> {
     let trunk: Vec<u64> = (0..length as u64)
         .map(|place| if place == 0 { 0 } else { mix(place) })
         .collect();
