@@ -5,11 +5,9 @@
 //! nothing in between need be looked at. What bisection would look at in its next three steps is loaded at once, so that
 //! the cache misses do not wait for each other. For all others each block is looked at.
 
-use std::hint::black_box;
-
 use crate::target::{Holder, TIERS, Target};
 use crate::view::View;
-use crate::word::{Holding, INLINE};
+use crate::word::{Holding, INLINE, bits};
 
 /// Candidates that are looked after at the same time.
 const CHUNK: usize = 64;
@@ -80,7 +78,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn all(&self, matches: &mut Vec<Match>) -> Result<(), Stale> {
-        self.touch_between(0, self.sequence.len() - 1);
+        self.fetch_between(0, self.sequence.len() - 1);
         let (first, ()) = self.look(0, |holders| {
             for holder in holders {
                 if matches.last().map(|last| last.target) != Some(holder.target()) {
@@ -131,7 +129,7 @@ impl Search<'_> {
             return Ok(());
         }
         if depth % 3 == 0 && depth > 0 {
-            self.touch_between(low.place, high.place);
+            self.fetch_between(low.place, high.place);
         }
         let middle = low.place.midpoint(high.place);
         let middle = if let Some(known) = self.as_known(middle, low, high) {
@@ -174,7 +172,7 @@ impl Search<'_> {
         let mut from = 0;
         for place in 1..self.sequence.len() {
             if place % GROUP == 1 {
-                self.touch(place..(place + GROUP).min(self.sequence.len()));
+                self.fetch(place..(place + GROUP).min(self.sequence.len()));
             }
             if self.view.holding(self.sequence[place]) == known {
                 continue;
@@ -233,27 +231,17 @@ impl Search<'_> {
         }
     }
 
-    /// Loads what the first three steps of a bisection will look at.
-    fn touch_between(&self, low: usize, high: usize) {
+    /// Has fetched what the first three steps of a bisection will look at.
+    fn fetch_between(&self, low: usize, high: usize) {
         let eighth = |part: usize| low + (high - low) * part / 8;
-        self.touch((0..=8).map(eighth));
+        self.fetch((0..=8).map(eighth));
     }
 
-    fn touch(&self, places: impl IntoIterator<Item = usize>) {
-        let touched = places
-            .into_iter()
-            .map(|place| self.view.touch(self.sequence[place]));
-        black_box(touched.fold(0, |all, one| all | one));
+    fn fetch(&self, places: impl IntoIterator<Item = usize>) {
+        for place in places {
+            self.view.fetch(self.sequence[place]);
+        }
     }
-}
-
-/// Places of the ones in a word.
-fn bits(mut word: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let bit = (word != 0).then(|| word.trailing_zeros() as usize);
-        word &= word.wrapping_sub(1);
-        bit
-    })
 }
 
 /// Which of the asked candidates are among holders.

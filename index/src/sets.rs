@@ -102,15 +102,14 @@ impl Sets {
         &self.directory
     }
 
-    /// Makes room for some more sets; whether there is a new directory now.
-    pub(crate) fn reserve(&mut self, more: usize) -> bool {
-        let room = self.known.len() - self.len();
-        if room >= more {
+    /// Makes room for one more set; whether there is a new directory now.
+    pub(crate) fn make_room(&mut self) -> bool {
+        if !self.free.is_empty() {
             return false;
         }
-        let size = (self.known.len() * 2).max(64).min(MAX_SETS);
+        let size = (self.known.len() * 2).clamp(64, MAX_SETS);
         assert!(
-            size - self.len() >= more,
+            size > self.known.len(),
             "there are more sets of holders than can be numbered"
         );
         self.resize(size);

@@ -12,8 +12,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use prefetch_index::prefetch_index;
+
 use crate::sync::{AtomicU64, spin_loop};
-use crate::word::{Holding, MAX_REACH, Word};
+use crate::word::{Holding, MAX_REACH, Word, bits};
 
 /// Slots of a bucket: what fits into a cache line.
 pub(crate) const SLOTS: usize = 4;
@@ -99,7 +101,14 @@ struct Bucket([Slot; SLOTS]);
 
 impl Bucket {
     fn read(&self, hash: u64) -> Option<Holding> {
-        self.0.iter().find_map(|slot| slot.read(hash))
+        let same = self.slots(|slot| slot.key.load(Relaxed) == hash);
+        bits(same).find_map(|slot| self.0[slot].read(hash))
+    }
+
+    /// Which slots are so, as bits: without a branch that would be foretold wrongly.
+    fn slots(&self, so: impl Fn(&Slot) -> bool) -> u32 {
+        let slots = self.0.iter().enumerate();
+        slots.fold(0, |bits, (place, slot)| bits | u32::from(so(slot)) << place)
     }
 
     /// How many buckets further blocks of this one may be.
@@ -160,9 +169,17 @@ impl Table {
         if bucket < end { bucket } else { bucket - end }
     }
 
-    /// Brings a bucket near. What comes back is good for nothing but to have been loaded.
-    pub(crate) fn touch(&self, home: usize) -> u64 {
-        self.buckets[home].0[0].word.load(Relaxed)
+    /// Has the bucket of a block fetched, without waiting for it.
+    pub(crate) fn fetch(&self, hash: u64) {
+        prefetch_index(&self.buckets, self.home(hash));
+    }
+
+    /// Has the next bucket fetched, too, if the block may be in that one.
+    pub(crate) fn fetch_further(&self, hash: u64) {
+        let home = self.home(hash);
+        if self.buckets[home].reach() > 0 {
+            prefetch_index(&self.buckets, self.after(home, 1));
+        }
     }
 
     /// Who holds a block. For readers.
@@ -190,17 +207,18 @@ impl Table {
         let mut vacant = None;
         for distance in 0..=furthest {
             let bucket = &self.buckets[self.after(home, distance)];
-            for (place, slot) in bucket.0.iter().enumerate() {
-                let at = Position {
-                    home,
-                    distance,
-                    slot: place,
-                };
-                if slot.word().holding().is_none() {
-                    vacant.get_or_insert(at);
-                } else if slot.key.load(Relaxed) == hash {
-                    return Seek::Held(at);
-                }
+            let at = |slots: u32| Position {
+                home,
+                distance,
+                slot: slots.trailing_zeros() as usize,
+            };
+            let same = bucket.slots(|slot| slot.key.load(Relaxed) == hash);
+            let free = bucket.slots(|slot| slot.word().holding().is_none());
+            if same & !free != 0 {
+                return Seek::Held(at(same & !free));
+            }
+            if free != 0 && vacant.is_none() {
+                vacant = Some(at(free));
             }
             if distance >= reach && vacant.is_some() {
                 break;

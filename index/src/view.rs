@@ -30,10 +30,14 @@ impl View {
         self.table(hash).read(hash)
     }
 
-    /// Brings near where a block is, if it is anywhere.
-    pub(crate) fn touch(&self, hash: u64) -> u64 {
-        let table = self.table(hash);
-        table.touch(table.home(hash))
+    /// Has what is needed to look for a block fetched, without waiting for it.
+    pub(crate) fn fetch(&self, hash: u64) {
+        self.table(hash).fetch(hash);
+    }
+
+    /// Has what else may be needed fetched, now that the first is here.
+    pub(crate) fn fetch_further(&self, hash: u64) {
+        self.table(hash).fetch_further(hash);
     }
 
     /// Whether a target's blocks have no holes and are in one tier.

@@ -151,6 +151,16 @@ impl Word {
     }
 }
 
+/// Places of the ones in a word.
+pub(crate) fn bits(word: impl Into<u64>) -> impl Iterator<Item = usize> {
+    let mut word = word.into();
+    std::iter::from_fn(move || {
+        let bit = (word != 0).then(|| word.trailing_zeros() as usize);
+        word &= word.wrapping_sub(1);
+        bit
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

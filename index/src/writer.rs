@@ -7,7 +7,6 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::hash::{BuildHasher, RandomState};
-use std::hint::black_box;
 use std::sync::Arc;
 
 use crate::sets::Sets;
@@ -17,14 +16,14 @@ use crate::target::{Holder, Target, TargetState, Tier};
 use crate::view::{SHARDS, View};
 use crate::word::Holding;
 
-/// Blocks whose cache misses are let happen at the same time.
-const GROUP: usize = 16;
+/// How many blocks ahead of the one that is worked on their places are fetched.
+const AHEAD: usize = 16;
 
 /// Parts of a table, in per cent: the most that is used, the part in use after growing or shrinking, and the part below
 /// which it shrinks.
-const FULL: usize = 80;
-const RELAXED: usize = 64;
-const SPARSE: usize = 40;
+const FULL: usize = 60;
+const RELAXED: usize = 45;
+const SPARSE: usize = 25;
 
 /// What only writers know.
 #[derive(Debug)]
@@ -120,12 +119,11 @@ impl Writer {
         }
         let holder = Holder::new(target, tier);
         let mut held = self.state(target).held(tier);
-        for group in blocks.chunks(GROUP) {
-            self.touch(group);
-            self.make_room_for_sets(views);
-            for hash in group {
-                held += u64::from(self.store_one(views, holder, *hash));
-            }
+        self.fetch_first(blocks);
+        for (place, hash) in blocks.iter().enumerate() {
+            self.fetch(blocks, place);
+            self.make_room_for_a_set(views);
+            held += u64::from(self.store_one(views, holder, *hash));
         }
         self.state(target).set_held(tier, held);
     }
@@ -142,25 +140,34 @@ impl Writer {
         }
         let holder = Holder::new(target, tier);
         let mut held = self.state(target).held(tier);
-        for group in blocks.chunks(GROUP) {
-            self.touch(group);
-            self.make_room_for_sets(views);
-            for hash in group {
-                held -= u64::from(self.remove_one(views, holder, *hash));
-            }
+        self.fetch_first(blocks);
+        for (place, hash) in blocks.iter().enumerate() {
+            self.fetch(blocks, place);
+            self.make_room_for_a_set(views);
+            held -= u64::from(self.remove_one(views, holder, *hash));
         }
         self.state(target).set_held(tier, held);
         self.shrink_sets(views);
     }
 
-    /// Loads what the blocks of a group need, none waiting for another.
-    fn touch(&self, group: &[u64]) {
-        let touched = group.iter().map(|hash| self.view.touch(*hash));
-        black_box(touched.fold(0, |all, one| all | one));
+    /// Has what blocks need fetched while others before them are worked on. `next` is the first that is not.
+    fn fetch(&self, blocks: &[u64], next: usize) {
+        if let Some(hash) = blocks.get(next + AHEAD) {
+            self.view.fetch(*hash);
+        }
+        if let Some(hash) = blocks.get(next + AHEAD / 2) {
+            self.view.fetch_further(*hash);
+        }
     }
 
-    fn make_room_for_sets(&mut self, views: &Published<View>) {
-        if self.sets.reserve(GROUP) {
+    fn fetch_first(&self, blocks: &[u64]) {
+        for hash in blocks.iter().take(AHEAD) {
+            self.view.fetch(*hash);
+        }
+    }
+
+    fn make_room_for_a_set(&mut self, views: &Published<View>) {
+        if self.sets.make_room() {
             let view = View {
                 sets: self.sets.directory().clone(),
                 ..View::clone(&self.view)
@@ -243,11 +250,9 @@ impl Writer {
             let blocks = self.view.tables[shard].blocks();
             let held = blocks.filter(|(_, holding)| self.sets.has(*holding, holder));
             gone.extend(held.map(|(hash, _)| hash));
-            for group in gone.chunks(GROUP) {
-                self.make_room_for_sets(views);
-                for hash in group {
-                    self.remove_one(views, holder, *hash);
-                }
+            for hash in &gone {
+                self.make_room_for_a_set(views);
+                self.remove_one(views, holder, *hash);
             }
             let state = self.state(target);
             state.set_held(*tier, state.held(*tier) - gone.len() as u64);
