@@ -6,6 +6,8 @@
 mod quarantine;
 mod reservation;
 mod session;
+#[cfg(test)]
+pub(crate) mod testing;
 mod worker;
 
 pub use reservation::Reservation;

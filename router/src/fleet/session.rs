@@ -213,3 +213,6 @@ fn capacity(info: &WorkerInfo) -> Option<u64> {
 fn strange(why: &str) -> Error {
     Error::new(ErrorKind::Protocol, Source::Sidecar, Stage::Fleet, why)
 }
+
+#[cfg(test)]
+mod tests;

@@ -162,7 +162,7 @@ impl Worker {
         self.quarantine_told.load(Ordering::Relaxed)
     }
 
-    pub(super) fn tell_quarantine(&self, number: u64) {
+    pub(crate) fn tell_quarantine(&self, number: u64) {
         self.quarantine_told.fetch_max(number, Ordering::Relaxed);
     }
 

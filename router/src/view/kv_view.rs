@@ -22,7 +22,7 @@ use super::target::HeldTarget;
 /// How far the view has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum At {
-    /// Nothing was told. That is how a journal begins, and all there ever is of a sidecar without events.
+    /// Nothing was told: no rank is watched, so the snapshot has no part. The journal begins with what comes first.
     Nothing,
     /// In the midst of the snapshot of this journal entry, which has spoken of these ranks.
     Snapshot { seq: u64, ranks: BTreeSet<u32> },
@@ -98,14 +98,15 @@ impl KvView {
             }
             WatchFrame::Event { seq, rank, event } => self.entry(seq, rank, &event),
             WatchFrame::Heartbeat { seq, digests } => match self.at {
-                // Of a sidecar without events, or on the way; what is not known yet cannot differ.
-                At::Nothing if digests.is_empty() => Ok(false),
-                At::Nothing => Err(Resync::Ahead),
+                // What is not known yet cannot differ.
                 At::Snapshot { .. } => Ok(false),
                 At::Entry(at) if seq > at => Err(Resync::Ahead),
                 At::Entry(at) if seq < at => Err(Resync::Order),
-                At::Entry(_) => {
+                At::Nothing if !digests.is_empty() => Err(Resync::Ahead),
+                At::Nothing | At::Entry(_) => {
+                    self.begin_journal();
                     heartbeat::check(&digests, &self.ranks)?;
+                    self.at = At::Entry(seq);
                     Ok(!std::mem::replace(&mut self.followed, true))
                 }
             },
@@ -159,14 +160,13 @@ impl KvView {
     }
 
     fn entry(&mut self, seq: u64, rank: u32, event: &KvEvent) -> Result<bool, Resync> {
-        let at = match self.at {
-            At::Nothing => 0,
+        match self.at {
+            At::Nothing => {}
             At::Snapshot { .. } => return Err(Resync::Snapshot),
-            At::Entry(at) => at,
-        };
-        if at.checked_add(1) != Some(seq) {
-            return Err(Resync::Order);
+            At::Entry(at) if at.checked_add(1) == Some(seq) => {}
+            At::Entry(_) => return Err(Resync::Order),
         }
+        self.begin_journal();
         let bounds = self.bounds;
         let unheard = !self.ranks.contains_key(&rank);
         if let KvEvent::Stored { blocks, .. } = event {
@@ -187,6 +187,13 @@ impl KvView {
         let went_on = !std::mem::replace(&mut self.followed, true);
         let certainty = matches!(event, KvEvent::Uncertain | KvEvent::Certain);
         Ok(unheard || went_on || certainty)
+    }
+
+    /// The journal goes on. If that was without a snapshot, nobody watches the ranks that were known before.
+    fn begin_journal(&mut self) {
+        if self.at == At::Nothing {
+            self.ranks.clear();
+        }
     }
 
     fn rank(&mut self, rank: u32) -> Result<&mut RankKv, Resync> {

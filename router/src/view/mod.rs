@@ -29,4 +29,4 @@ pub use resync::Resync;
 pub use target::HeldTarget;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
