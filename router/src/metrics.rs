@@ -35,11 +35,6 @@ struct TierLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ViewLabel {
-    view: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
     reason: &'static str,
 }
@@ -58,7 +53,7 @@ pub struct Metrics {
     workers: Family<StateLabel, Gauge>,
     first_token: Family<PlanLabel, Histogram, fn() -> Histogram>,
     view_blocks: Family<TierLabel, Gauge>,
-    view_ranks: Family<ViewLabel, Gauge>,
+    view_ranks: Family<StateLabel, Gauge>,
     view_resyncs: Family<ReasonLabel, Counter>,
     index_bytes: Gauge,
     /// Predicted against reported cache hits.
@@ -211,8 +206,8 @@ impl Metrics {
             ("uncertain", uncertain),
             ("unwatched", unwatched),
         ];
-        for (view, ranks) in states {
-            let gauge = self.view_ranks.get_or_create(&ViewLabel { view });
+        for (state, ranks) in states {
+            let gauge = self.view_ranks.get_or_create(&StateLabel { state });
             gauge.set(i64::try_from(ranks).unwrap_or(i64::MAX));
         }
         self.index_bytes

@@ -208,8 +208,8 @@ async fn a_stream_that_broke_off_goes_on_where_it_ended() {
     let page = bench.registry.page();
     for line in [
         "baton_router_view_blocks{tier=\"device\"} 3",
-        "baton_router_view_ranks{view=\"exact\"} 1",
-        "baton_router_view_ranks{view=\"unwatched\"} 0",
+        "baton_router_view_ranks{state=\"exact\"} 1",
+        "baton_router_view_ranks{state=\"unwatched\"} 0",
     ] {
         assert!(page.contains(line), "{line} is not in\n{page}");
     }
