@@ -345,7 +345,10 @@ async fn split(
 }
 
 fn served(answer: Answer, how: How, mut reservation: Reservation, proof: Option<Proof>) -> Served {
-    reservation.prefilled();
+    match &answer {
+        Answer::Flowing(answer) if !answer.status().is_success() => reservation.refused(),
+        Answer::Flowing(_) | Answer::Whole(_) => reservation.prefilled(),
+    }
     Served {
         answer,
         how,

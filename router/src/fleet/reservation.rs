@@ -36,6 +36,12 @@ impl Reservation {
         }
     }
 
+    /// The engine did not compute the prompt and never will.
+    pub fn refused(&mut self) {
+        self.take_off_tokens();
+        self.expectation = None;
+    }
+
     fn take_off_tokens(&mut self) {
         self.worker
             .reserved_tokens

@@ -101,6 +101,7 @@ pub async fn prefill(
         Ok(Followed::GenerateHere(usage)) => {
             // The sidecar has booked what the engine still holds.
             release.disarm();
+            reservation.prefilled();
             if let Some(cached) = usage.cached_tokens {
                 proof.reported(cached.into());
             }

@@ -90,11 +90,11 @@ impl KvView {
                 blocks,
                 last,
             } => {
-                self.chunk(seq, rank, state, tier, &blocks)?;
+                let first = self.chunk(seq, rank, state, tier, &blocks)?;
                 if last {
                     self.complete();
                 }
-                Ok(true)
+                Ok(first || last)
             }
             WatchFrame::Event { seq, rank, event } => self.entry(seq, rank, &event),
             WatchFrame::Heartbeat { seq, digests } => match self.at {
@@ -117,6 +117,7 @@ impl KvView {
         }
     }
 
+    /// Part of a snapshot. Whether it is the first of its rank.
     fn chunk(
         &mut self,
         seq: u64,
@@ -124,7 +125,7 @@ impl KvView {
         state: ViewState,
         tier: Tier,
         blocks: &Blocks,
-    ) -> Result<(), Resync> {
+    ) -> Result<bool, Resync> {
         match &self.at {
             At::Snapshot { seq: of, .. } if *of != seq => return Err(Resync::Snapshot),
             At::Entry(at) if seq < *at => return Err(Resync::Order),
@@ -146,7 +147,8 @@ impl KvView {
             kv.begin();
         }
         kv.describe(state);
-        kv.store(tier, blocks, &bounds)
+        kv.store(tier, blocks, &bounds)?;
+        Ok(first)
     }
 
     /// The snapshot is complete. Ranks that it did not speak of are gone.
