@@ -20,7 +20,7 @@ use crate::prefill::bypass::Facts;
 use crate::prefill::execution::{Prefill, prefill};
 use crate::prefill::handoff;
 use crate::state::Router;
-use crate::view::{Prediction, Proof};
+use crate::view::{Cached, Prediction, Proof};
 
 /// Most attempts that no engine has seen.
 const MOST_UNSEEN: u32 = 8;
@@ -73,6 +73,8 @@ pub struct Served {
     pub reservation: Option<Reservation>,
     /// What the engine's answer has to be compared with. That of a split request was compared when its prefill ended.
     pub proof: Option<Proof>,
+    /// What was predicted to be cached where the prompt was computed.
+    pub cached: Cached,
 }
 
 /// What the client gets.
@@ -287,12 +289,13 @@ async fn local(
     match answer {
         Ok(answer) => {
             worker.served();
-            Ok(Outcome::Served(Box::new(served(
-                Answer::Flowing(answer),
-                How::Local(worker.id().clone()),
-                reservation,
-                Some(proof),
-            ))))
+            Ok(Outcome::Served(Box::new(Served {
+                reservation: Some(computed(&answer, reservation)),
+                answer: Answer::Flowing(answer),
+                how: How::Local(worker.id().clone()),
+                proof: Some(proof),
+                cached: prediction.cached(worker.id()),
+            })))
         }
         Err(error) => Err(failed(worker, error)),
     }
@@ -315,6 +318,7 @@ async fn split(
                 how,
                 reservation: None,
                 proof: None,
+                cached: prediction.cached(prefill_at.id()),
             })));
         }
         Err(error) => return Err(failed(prefill_at, error)),
@@ -329,12 +333,13 @@ async fn split(
                 decode,
                 bytes: decoded.bytes,
             };
-            Ok(Outcome::Served(Box::new(served(
-                Answer::Flowing(decoded.answer),
+            Ok(Outcome::Served(Box::new(Served {
+                reservation: Some(computed(&decoded.answer, decoded.reservation)),
+                answer: Answer::Flowing(decoded.answer),
                 how,
-                decoded.reservation,
-                None,
-            ))))
+                proof: None,
+                cached: prediction.cached(prefill_at.id()),
+            })))
         }
         // What the failure says of the decode worker was noted where it happened.
         Err(error) => Err(Failed {
@@ -344,17 +349,14 @@ async fn split(
     }
 }
 
-fn served(answer: Answer, how: How, mut reservation: Reservation, proof: Option<Proof>) -> Served {
-    match &answer {
-        Answer::Flowing(answer) if !answer.status().is_success() => reservation.refused(),
-        Answer::Flowing(_) | Answer::Whole(_) => reservation.prefilled(),
+/// The prompt was computed, or the engine judged the request instead.
+fn computed(answer: &LegAnswer, mut reservation: Reservation) -> Reservation {
+    if answer.status().is_success() {
+        reservation.prefilled();
+    } else {
+        reservation.refused();
     }
-    Served {
-        answer,
-        how,
-        reservation: Some(reservation),
-        proof,
-    }
+    reservation
 }
 
 /// A worker that refuses because it drains or is full has not failed; one that cannot be reached has.

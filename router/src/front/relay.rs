@@ -104,7 +104,7 @@ pub(super) async fn answer(
             response
         }
     };
-    if explain && let Ok(value) = HeaderValue::try_from(how.to_string()) {
+    if explain && let Ok(value) = HeaderValue::try_from(format!("{how}{}", served.cached)) {
         response.headers_mut().insert(PLAN, value);
     }
     Ok(response)

@@ -1,6 +1,7 @@
 //! How much of a prompt each worker has in its cache, as far as that can be known before it is asked.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use baton_index::{Found, Index, Target};
@@ -53,6 +54,25 @@ impl Cached {
     /// In JSON.
     pub fn shown(&self) -> Value {
         json!({"tokens": self.known, "likely_tokens": self.likely, "basis": self.basis.word()})
+    }
+}
+
+/// Behind a plan's words; nothing if nothing is known.
+impl fmt::Display for Cached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            known,
+            likely,
+            basis,
+        } = self;
+        match basis {
+            Basis::Unknown => Ok(()),
+            _ => write!(
+                f,
+                " cached_tokens={known} likely_tokens={likely} basis={}",
+                basis.word()
+            ),
+        }
     }
 }
 

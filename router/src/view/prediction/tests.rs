@@ -38,6 +38,13 @@ fn exactly(held: Vec<u64>) -> WatchFrame {
     holds(0, ViewState::default(), held, true)
 }
 
+#[test]
+fn a_prediction_is_told_behind_the_plan() {
+    let told = cached(32, 16, Basis::Expected).to_string();
+    assert_eq!(told, " cached_tokens=32 likely_tokens=16 basis=expected");
+    assert_eq!(Cached::default().to_string(), "");
+}
+
 fn cached(known: u64, likely: u64, basis: Basis) -> Cached {
     Cached {
         known,
