@@ -239,6 +239,8 @@ impl KvView {
     pub fn leave(&mut self) {
         self.at = At::Nothing;
         self.followed = false;
+        // Whoever still plans with these ranks must not be the one who has to empty them.
+        self.ranks.values_mut().for_each(|kv| kv.clear(None));
         self.ranks.clear();
     }
 

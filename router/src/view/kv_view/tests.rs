@@ -144,15 +144,16 @@ fn all_tiers_are_kept_apart_and_found_together() {
             ],
         ),
         event(1, 0, removed(Device, [1])),
-        event(2, 0, KvEvent::Cleared { tier: Some(Disk) }),
+        event(2, 0, KvEvent::Broken),
+        event(3, 0, KvEvent::Cleared { tier: Some(Disk) }),
     ]);
     assert_eq!(held(&view, 0), [0, 2, 0, 1]);
     assert_eq!(view.blocks(), [0, 2, 0, 1]);
     assert_eq!(seen(&view, &[1, 2, 3, 4]), [(0, true, 2)]);
     let mut view = view;
-    view.take(event(3, 0, KvEvent::Cleared { tier: None }))
+    view.take(event(4, 0, KvEvent::Cleared { tier: None }))
         .unwrap();
-    view.take(beat(3, &[])).unwrap();
+    view.take(beat(4, &[])).unwrap();
     assert_eq!(held(&view, 0), [0; 4]);
 }
 
