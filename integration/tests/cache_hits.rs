@@ -40,7 +40,12 @@ fn request(random: &mut StdRng) -> Value {
     let mut prompt: Vec<u32> = (0..beginning)
         .map(|at| 40 + (at * (shared + 3)) % 80)
         .collect();
-    prompt.extend((0..end).map(|_| random.random_range(40..120_u32)));
+    // Sometimes all of it was there before, to the last block's end.
+    if random.random_bool(0.3) && beginning >= BLOCK {
+        prompt.truncate((beginning / BLOCK * BLOCK) as usize);
+    } else {
+        prompt.extend((0..end).map(|_| random.random_range(40..120_u32)));
+    }
     let mut body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 3});
     if random.random_bool(0.2) {
         body["cache_salt"] = json!(["red", "blue"][random.random_range(0..2)]);
