@@ -248,7 +248,10 @@ impl Scene {
             let (known, held) = (self.known(0).len(), self.held(0).len());
             let next = self.engine.next_event(0);
             let status = self.status(0);
-            panic!("{} {what}: not exact, {known} of {held} blocks, {status:?}, next {next:?}", self.engine.event_source(0).unwrap());
+            panic!(
+                "{} {what}: not exact, {known} of {held} blocks, {status:?}, next {next:?}",
+                self.engine.event_source(0).unwrap()
+            );
         });
     }
 }

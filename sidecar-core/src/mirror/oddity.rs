@@ -42,6 +42,27 @@ pub enum Oddity {
 }
 
 impl Oddity {
+    /// All of them.
+    pub const ALL: [Self; 17] = [
+        Self::Gap,
+        Self::Older,
+        Self::Restart,
+        Self::Unheard,
+        Self::JoinedLate,
+        Self::Reports,
+        Self::Undecoded,
+        Self::Unreadable,
+        Self::UnknownParent,
+        Self::TokenCount,
+        Self::Conflict,
+        Self::UntoldTokens,
+        Self::UnknownNamespace,
+        Self::PartialBlock,
+        Self::OtherGroup,
+        Self::UnknownRemoval,
+        Self::SecondCopy,
+    ];
+
     /// Its name in metrics and reports.
     pub fn name(self) -> &'static str {
         match self {

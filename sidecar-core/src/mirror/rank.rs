@@ -63,6 +63,7 @@ impl RankView {
     /// Nothing was heard of the rank yet.
     pub(super) fn unheard(&mut self) {
         self.order = Order::default();
+        self.tally.add(Oddity::Unheard);
         self.doubts.add(Oddity::Unheard);
     }
 
@@ -367,6 +368,7 @@ impl RankView {
         if tier.is_none_or(|tier| tier == Tier::Device) {
             self.doubts = Doubts::default();
             if self.reports {
+                self.tally.add(Oddity::Reports);
                 self.doubts.add(Oddity::Reports);
             }
         }

@@ -19,6 +19,7 @@ use baton_sidecar_core::view::Feed;
 use zmq::Context;
 
 use crate::events::decoder::Decoder;
+use crate::events::oddity::Oddity;
 use sequencer::{Heard, Sequencer, Step};
 use source::EventSource;
 use wire::{Wire, ZmqWire};
@@ -132,7 +133,7 @@ impl Follower {
             let mut bad = 0;
             let mut heard = wire.hear(LOOK, &mut bad)?;
             if bad > 0 {
-                self.feed.metrics().strange("frames", bad);
+                self.strange(Oddity::Frames, bad);
             }
             if heard.is_empty() {
                 heard.extend(self.silence());
@@ -175,9 +176,9 @@ impl Follower {
                 Heard::Live(..) => {
                     self.feed.metrics().messages.inc();
                 }
-                Heard::End => self.feed.metrics().replayed("answered"),
+                Heard::End => self.feed.metrics().replayed(true),
                 Heard::Unanswered => {
-                    self.feed.metrics().replayed("unanswered");
+                    self.feed.metrics().replayed(false);
                     wire.hush();
                 }
                 Heard::Again(..) | Heard::Quiet => {}
@@ -203,7 +204,7 @@ impl Follower {
             }
             Step::Hush => wire.hush(),
             Step::Apply(seq, payload) => self.apply(seq, &payload),
-            Step::Older => self.feed.metrics().strange("older", 1),
+            Step::Older => self.strange(Oddity::Older, 1),
             Step::Restart => {
                 tracing::info!(rank, "the engine's KV events are of a new life");
                 self.feed.restart(rank);
@@ -217,6 +218,10 @@ impl Follower {
                 self.feed.lose(rank);
             }
         }
+    }
+
+    fn strange(&self, reason: Oddity, times: u64) {
+        self.feed.metrics().strange(reason.name(), times);
     }
 
     fn record(&self, recorder: &Recorder, step: &Step) {
@@ -241,7 +246,7 @@ impl Follower {
         };
         match self.decoder.decode(payload) {
             Ok(batch) if batch.rank.is_some_and(|told| told != rank) => {
-                self.feed.metrics().strange("foreign_rank", 1);
+                self.strange(Oddity::ForeignRank, 1);
                 self.feed.undecoded(rank, undecoded);
             }
             Ok(batch) => {
@@ -253,7 +258,7 @@ impl Follower {
             }
             Err(malformed) => {
                 tracing::debug!(rank, seq, %malformed, "a message of KV events cannot be read");
-                self.feed.metrics().strange("malformed", 1);
+                self.strange(Oddity::Malformed, 1);
                 self.feed.undecoded(rank, undecoded);
             }
         }
