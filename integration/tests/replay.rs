@@ -247,7 +247,7 @@ const HARMS: &[Harm] = &[
     (
         "no frames",
         |line| line["frames_hex"] = json!(null),
-        "no line of KV events: invalid type: null",
+        "no line of KV events: missing field `frames_hex`",
     ),
     (
         "half a digit",

@@ -51,7 +51,7 @@ fn frames_of(line: &[u8]) -> Result<Frames, String> {
     match recorded.frames_hex {
         Some(frames) => Ok(Some((unhex_all(&frames)?, recorded.seq))),
         None if recorded.event.is_some() || recorded.attached.is_some() => Ok(None),
-        None => Err("no line of KV events: it has no frames_hex".to_owned()),
+        None => Err("no line of KV events: missing field `frames_hex`".to_owned()),
     }
 }
 
