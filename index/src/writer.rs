@@ -21,9 +21,9 @@ const AHEAD: usize = 16;
 
 /// Parts of a table, in per cent: the most that is used, the part in use after growing or shrinking, and the part below
 /// which it shrinks.
-const FULL: usize = 60;
-const RELAXED: usize = 45;
-const SPARSE: usize = 25;
+const FULL: usize = 70;
+const RELAXED: usize = 52;
+const SPARSE: usize = 30;
 
 /// What only writers know.
 #[derive(Debug)]

@@ -59,7 +59,12 @@ impl Subject for Baton {
 
     fn event(event: &Event<'_>, _: u64) -> Announced {
         match *event {
-            Event::Stored { worker, parent, blocks, .. } => Announced {
+            Event::Stored {
+                worker,
+                parent,
+                blocks,
+                ..
+            } => Announced {
                 worker,
                 stored: true,
                 parent,
@@ -113,7 +118,10 @@ impl Subject for Baton {
         };
         stop.store(true, Ordering::Relaxed);
         let in_time = writer.join().map_err(|_| anyhow!("the writer failed"))?;
-        anyhow::ensure!(in_time, "the writer had nothing more to do before the last find");
+        anyhow::ensure!(
+            in_time,
+            "the writer had nothing more to do before the last find"
+        );
         Ok(())
     }
 }
