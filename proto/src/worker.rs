@@ -67,6 +67,19 @@ pub enum Tier {
     Unknown,
 }
 
+impl Tier {
+    /// The word in metrics and reports.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+            Self::Disk => "disk",
+            Self::External => "external",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// Blocks of one tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierBlocks {

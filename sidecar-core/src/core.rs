@@ -3,23 +3,34 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
+use baton_daemon::Exit;
 use baton_daemon::http::{Client, ClientLimits};
 use baton_proto::token::FleetToken;
 use baton_proto::watch::{Hello, SidecarState};
 use baton_proto::{
     Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
 };
+use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::CoreArgs;
-use crate::engine::{Attached, Engine};
+use crate::engine::{Attached, Engine, Following};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
+use crate::record::Recorder;
 use crate::relay::admission::Admission;
 use crate::relay::in_flight::InFlight;
 use crate::relay::used::UsedTickets;
 use crate::status::{EngineStatus, Published, state_of};
+use crate::view::KvView;
+
+/// Which life of the engine is followed, and what follows it.
+#[derive(Default)]
+struct Followed {
+    life: Option<Incarnation>,
+    _following: Option<Following>,
+}
 
 /// The state that every part of a sidecar shares.
 pub struct Core<E> {
@@ -39,6 +50,8 @@ pub struct Core<E> {
     pub ledger: Ledger,
     /// Handoffs this engine has used.
     pub used: UsedTickets,
+    /// What its KV cache holds.
+    pub view: Arc<KvView>,
     /// Who may enter.
     pub admission: Admission,
     /// Who is inside.
@@ -52,13 +65,19 @@ pub struct Core<E> {
     /// Wakes the watchdog before its time.
     pub look_again: Notify,
     quarantine: ArcSwapOption<String>,
+    followed: Mutex<Followed>,
     status: Mutex<EngineStatus>,
     published: watch::Sender<Published>,
 }
 
 impl<E: Engine> Core<E> {
     /// A sidecar whose engine was not seen yet.
-    pub fn new(engine: E, args: CoreArgs, token: FleetToken, metrics: Metrics) -> Arc<Self> {
+    pub fn new(
+        engine: E,
+        args: CoreArgs,
+        token: FleetToken,
+        metrics: Metrics,
+    ) -> Result<Arc<Self>, Exit> {
         let worker = args.worker_id.clone();
         let epoch = baton_daemon::fresh::epoch();
         let hello = Hello {
@@ -78,16 +97,19 @@ impl<E: Engine> Core<E> {
             connect: std::time::Duration::from_secs(2),
             idle: std::time::Duration::from_secs(3),
         };
-        Arc::new(Self {
+        let recorder = args.record.as_deref().map(Recorder::open).transpose()?;
+        Ok(Arc::new(Self {
             client: Client::new(limits),
             ledger: Ledger::new(token.clone(), metrics.tickets.clone()),
             used: UsedTickets::default(),
+            view: KvView::new(metrics.view.clone(), recorder),
             admission: Admission::new(args.max_concurrency, args.max_queue, metrics.queued.clone()),
             in_flight: InFlight::default(),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             look_again: Notify::new(),
             quarantine: ArcSwapOption::empty(),
+            followed: Mutex::default(),
             status: Mutex::new(EngineStatus::Starting),
             published: watch::Sender::new(start),
             engine,
@@ -96,7 +118,7 @@ impl<E: Engine> Core<E> {
             token,
             args,
             metrics,
-        })
+        }))
     }
 
     /// The engine, if work may be given to it now.
@@ -141,12 +163,31 @@ impl<E: Engine> Core<E> {
                 self.metrics.incarnations.inc();
             }
             self.ledger.void_others(&attached.incarnation);
+            self.follow(attached);
         }
         self.metrics
             .engine_up
             .set(i64::from(seen.attached().is_some()));
         *self.status() = seen;
         self.publish();
+    }
+
+    /// Each life of the engine has an event stream of its own. One that goes on is not left, whatever its engine looked
+    /// like in between.
+    fn follow(&self, attached: &Attached) {
+        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        if followed.life.as_ref() == Some(&attached.incarnation) {
+            return;
+        }
+        if let Some(recorder) = self.view.recorder() {
+            let Attached { incarnation, info } = attached;
+            recorder.attached(json!({"incarnation": incarnation, "info": info}));
+        }
+        let feed = self.view.begin(&attached.info);
+        *followed = Followed {
+            life: Some(attached.incarnation.clone()),
+            _following: self.engine.follow(&feed),
+        };
     }
 
     /// Name of the engine's last quarantine.

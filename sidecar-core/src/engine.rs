@@ -11,6 +11,8 @@ use baton_proto::worker::WorkerInfo;
 use baton_proto::{Error, Incarnation, RequestId};
 use http::HeaderValue;
 
+use crate::view::Feed;
+
 /// An engine that answers, and what it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
@@ -20,6 +22,9 @@ pub struct Attached {
     pub info: WorkerInfo,
 }
 
+/// Something that follows an engine's KV events. Dropping it ends that.
+pub type Following = Box<dyn Send + Sync>;
+
 /// A request on its way to the engine.
 #[derive(Debug, Clone, Copy)]
 pub struct Leg<'a> {
@@ -27,6 +32,8 @@ pub struct Leg<'a> {
     pub request: &'a RequestId,
     /// Set after a quarantine of the engine's cache, different for each: requests must share no cached KV across it.
     pub quarantine: Option<&'a str>,
+    /// The engine shall announce blocks that it reuses, too, for not all that it holds is known.
+    pub report_reused: bool,
 }
 
 /// KV that the engine holds for a handoff after a prefill.
@@ -93,6 +100,10 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Which life of the engine it is *now*: read after the call, never remembered.
     fn incarnation(&self) -> impl Future<Output = Result<Incarnation, Error>> + Send;
+
+    /// Follows the KV events of the engine's present life into `feed`, until the guard is dropped. Called once for each
+    /// life, after [`Engine::attach`]; nothing for an engine that tells none.
+    fn follow(&self, feed: &Feed) -> Option<Following>;
 
     /// How busy the engine says it is. The sequence number is filled in by the caller.
     fn load(&self) -> impl Future<Output = Result<LoadReport, Error>> + Send;

@@ -5,7 +5,7 @@
 //! is behind one trait, [`engine::Engine`]; nothing here may name an engine's keys, ports or formats.
 //!
 //! Start reading at [`core`] (the shared state), then [`relay`] (a request's legs) and [`ledger`] (the handoffs). [`mirror`]
-//! is what the engine's KV cache holds.
+//! is what the engine's KV cache holds, [`view`] how routers are told of it.
 
 pub mod args;
 pub mod core;
@@ -15,9 +15,11 @@ pub mod ledger;
 pub mod membership;
 pub mod metrics;
 pub mod mirror;
+pub mod record;
 pub mod relay;
 pub mod run;
 pub mod server;
 pub mod status;
+pub mod view;
 pub mod watch;
 pub mod watchdog;

@@ -4,6 +4,8 @@ use baton_daemon::metrics::{Counter, Family, Gauge, Histogram, Registry, seconds
 use baton_proto::{ErrorKind, Stage};
 use prometheus_client::encoding::EncodeLabelSet;
 
+use crate::view::metrics::ViewMetrics;
+
 /// Where a handoff is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TicketState {
@@ -100,6 +102,8 @@ fn label(state: TicketState) -> StateLabel {
 pub struct Metrics {
     /// Handoffs.
     pub tickets: TicketMetrics,
+    /// The view of the engine's KV cache.
+    pub view: ViewMetrics,
     in_flight: Family<StageLabel, Gauge>,
     legs: Family<OutcomeLabel, Counter>,
     /// Legs waiting for admission.
@@ -121,6 +125,7 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             tickets: TicketMetrics::default(),
+            view: ViewMetrics::default(),
             in_flight: Family::default(),
             legs: Family::default(),
             queued: Gauge::default(),
@@ -195,6 +200,7 @@ impl Metrics {
             "From the start of a leg to the first token its engine gave, by stage",
             self.first_token.clone(),
         );
+        self.view.register(families);
     }
 
     /// Gauge of legs in flight at a stage.

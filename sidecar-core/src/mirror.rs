@@ -25,6 +25,7 @@ use rank::RankView;
 mod changes;
 pub mod event;
 mod holdings;
+mod lineage;
 pub mod oddity;
 pub mod order;
 pub mod rank;
@@ -87,19 +88,58 @@ impl Mirror {
         stamp: Stamp,
         content: impl FnOnce(&str, &mut RankView, &mut Changes),
     ) -> Applied {
+        let (arrival, changes) = self.change(rank, |model, view, changes| {
+            let arrival = view.arrive(stamp, changes);
+            if arrival.is_news() {
+                content(model, view, changes);
+            }
+            arrival
+        });
+        Applied { arrival, changes }
+    }
+
+    /// Awaits the messages of a rank. Until the first of them its view is uncertain.
+    pub fn watch(&mut self, rank: u32) -> Vec<KvEvent> {
+        self.change(rank, |_, view, _| view.unheard()).1
+    }
+
+    /// The engine says that it has published nothing of a rank yet: what was heard of it, nothing, is all there is.
+    pub fn silent(&mut self, rank: u32) -> Vec<KvEvent> {
+        self.change(rank, |_, view, _| view.silent()).1
+    }
+
+    /// Messages of a rank were lost that its numbers do not tell of.
+    pub fn lose(&mut self, rank: u32) -> Vec<KvEvent> {
+        self.change(rank, |_, view, changes| view.lose(changes)).1
+    }
+
+    /// The engine began a new life: the rank holds nothing, and its messages are numbered anew.
+    pub fn restart(&mut self, rank: u32) -> Vec<KvEvent> {
+        self.change(rank, |_, view, changes| view.restart(changes))
+            .1
+    }
+
+    /// Whether blocks that the engine reuses may be announced like new ones now. While they may, a cache that is cleared
+    /// does not become certain: see [`RankView::state`].
+    pub fn expect_reports(&mut self, rank: u32, reports: bool) {
+        if let Some(view) = self.ranks.get_mut(&rank) {
+            view.expect_reports(reports);
+        }
+    }
+
+    fn change<Done>(
+        &mut self,
+        rank: u32,
+        change: impl FnOnce(&str, &mut RankView, &mut Changes) -> Done,
+    ) -> (Done, Vec<KvEvent>) {
         let view = self
             .ranks
             .entry(rank)
             .or_insert_with(|| RankView::new(self.block_size));
         let mut changes = Changes::default();
-        let arrival = view.arrive(stamp, &mut changes);
-        if arrival.is_news() {
-            content(&self.model, view, &mut changes);
-        }
-        Applied {
-            arrival,
-            changes: changes.finish(),
-        }
+        let done = change(&self.model, view, &mut changes);
+        view.say_state(&mut changes);
+        (done, changes.finish())
     }
 
     /// All ranks that were heard of.

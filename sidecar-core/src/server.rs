@@ -74,7 +74,7 @@ impl<E: Engine> Surface<E> {
             "/livez" => Ok(daemon_http::json(StatusCode::OK, &json!({"alive": true}))),
             "/readyz" => Ok(self.ready()),
             "/metrics" => Ok(self.registry.answer()),
-            path::WATCH => Ok(watch::stream(&core)),
+            path::WATCH => Ok(watch::stream(&core, watch::place(request.uri().query()))),
             path::PREFILL => prefill::prefill(core, request).await,
             path::DECODE => answer::decode(core, request).await,
             path::GENERATE => answer::generate(core, request).await,

@@ -1,10 +1,12 @@
-//! The watch stream's server side: who we are, how we are, how busy we are, and signs of life.
+//! The watch stream's server side: who we are, how we are, how busy we are, what the engine's KV cache holds, and signs of
+//! life.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_daemon::http::Body;
+use baton_proto::Epoch;
 use baton_proto::call::CONTENT_TYPE;
 use baton_proto::frame;
 use baton_proto::watch::WatchFrame;
@@ -14,26 +16,51 @@ use http::{HeaderValue, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::watch::Receiver;
+use tokio::time::Instant;
 
 use crate::core::Core;
 use crate::engine::Engine;
 use crate::status::Published;
+use crate::view::Snapshot;
 
 /// Longest silence of a watch stream. Routers take three of these without a frame for a dead sidecar.
 pub const HEARTBEAT: Duration = Duration::from_secs(2);
 
+/// Bytes of journal that are written at once, about.
+const AT_ONCE: usize = 256 << 10;
+
 struct Watcher<E> {
     core: Arc<Core<E>>,
     changes: Receiver<Published>,
+    news: Receiver<u64>,
     told: Option<Published>,
+    place: Place,
+    next_beat: Instant,
 }
 
-/// Opens a watch stream.
-pub fn stream<E: Engine>(core: &Arc<Core<E>>) -> Response<Body> {
+/// How far a watcher knows the view.
+enum Place {
+    /// Not at all.
+    Nowhere,
+    /// It is being sent this.
+    In(Snapshot),
+    /// Up to this journal entry.
+    After(u64),
+}
+
+/// Opens a watch stream. `from` is the journal entry a watcher has seen last, and in which life of the sidecar.
+pub fn stream<E: Engine>(core: &Arc<Core<E>>, from: Option<(Epoch, u64)>) -> Response<Body> {
+    let place = match from {
+        Some((epoch, seq)) if epoch == core.epoch => Place::After(seq),
+        _ => Place::Nowhere,
+    };
     let watcher = Watcher {
         core: Arc::clone(core),
         changes: core.subscribe(),
+        news: core.view.subscribe(),
         told: None,
+        place,
+        next_beat: Instant::now(),
     };
     let frames = futures_util::stream::unfold(watcher, |mut watcher| async {
         let bytes = watcher.next().await?;
@@ -46,43 +73,102 @@ pub fn stream<E: Engine>(core: &Arc<Core<E>>) -> Response<Body> {
     response
 }
 
+/// Reads `epoch=…&seq=…` of a watch request.
+pub fn place(query: Option<&str>) -> Option<(Epoch, u64)> {
+    let number = |name: &str| -> Option<u64> {
+        let pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
+        let mut values = pairs.filter(|(key, _)| *key == name);
+        values.next()?.1.parse().ok()
+    };
+    Some((Epoch(number("epoch")?), number("seq")?))
+}
+
 impl<E: Engine> Watcher<E> {
+    /// The next frames. Bounded, so that a stream whose reader is slow takes no memory: the rest waits where it is.
     async fn next(&mut self) -> Option<Bytes> {
-        if self.told.is_some() {
+        loop {
+            let mut bytes = BytesMut::new();
+            self.status(&mut bytes);
+            self.advance(&mut bytes);
+            if !bytes.is_empty() {
+                return Some(bytes.freeze());
+            }
             tokio::select! {
                 () = self.core.closing.cancelled() => return None,
                 changed = self.changes.changed() => changed.ok()?,
-                () = tokio::time::sleep(HEARTBEAT) => {}
+                news = self.news.changed() => news.ok()?,
+                () = tokio::time::sleep_until(self.next_beat) => {}
             }
         }
+    }
+
+    /// What differs between what a watcher was told of the sidecar and what is.
+    fn status(&mut self, bytes: &mut BytesMut) {
         let now = self.changes.borrow_and_update().clone();
-        let bytes = news(self.told.as_ref(), &now);
+        let told = self.told.as_ref();
+        let mut say = |frame| bytes.extend_from_slice(&frame::encode(&frame));
+        if told.is_none_or(|told| told.hello != now.hello) {
+            say(WatchFrame::Hello(now.hello.clone()));
+        }
+        if told.is_none_or(|told| told.state != now.state) {
+            say(WatchFrame::State { state: now.state });
+        }
+        if told.is_none_or(|told| told.load != now.load) {
+            say(WatchFrame::Load(now.load.clone()));
+        }
         self.told = Some(now);
-        Some(bytes)
+    }
+
+    /// Some more of the view, and a heartbeat when it is time for one and there is no more.
+    fn advance(&mut self, bytes: &mut BytesMut) {
+        let view = &self.core.view;
+        if matches!(self.place, Place::Nowhere) {
+            self.place = Place::In(view.snapshot());
+        }
+        if let Place::In(snapshot) = &mut self.place {
+            match snapshot.next() {
+                Some(part) => return bytes.extend_from_slice(&part),
+                None => self.place = Place::After(snapshot.seq),
+            }
+        }
+        let Place::After(seq) = &mut self.place else {
+            return;
+        };
+        let Some(more) = view.after(*seq, AT_ONCE) else {
+            // The journal went on without this watcher.
+            self.place = Place::Nowhere;
+            return self.advance(bytes);
+        };
+        *seq = more.last;
+        for entry in &more.entries {
+            bytes.extend_from_slice(entry);
+        }
+        if let Some(digests) = more.digests
+            && self.next_beat <= Instant::now()
+        {
+            self.next_beat = Instant::now() + HEARTBEAT;
+            let seq = more.last;
+            bytes.extend_from_slice(&frame::encode(&WatchFrame::Heartbeat { seq, digests }));
+        }
     }
 }
 
-/// What differs between what a watcher was told and what is; a heartbeat if nothing does.
-fn news(told: Option<&Published>, now: &Published) -> Bytes {
-    let mut frames = Vec::new();
-    if told.is_none_or(|told| told.hello != now.hello) {
-        frames.push(WatchFrame::Hello(now.hello.clone()));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watcher_may_say_where_it_stands() {
+        assert_eq!(place(Some("epoch=7&seq=3")), Some((Epoch(7), 3)));
+        assert_eq!(place(Some("seq=3&x=y&epoch=7")), Some((Epoch(7), 3)));
+        for unclear in [
+            None,
+            Some(""),
+            Some("epoch=7"),
+            Some("epoch=7&seq=-1"),
+            Some("epoch=7&seq=x"),
+        ] {
+            assert_eq!(place(unclear), None, "{unclear:?}");
+        }
     }
-    if told.is_none_or(|told| told.state != now.state) {
-        frames.push(WatchFrame::State { state: now.state });
-    }
-    if told.is_none_or(|told| told.load != now.load) {
-        frames.push(WatchFrame::Load(now.load.clone()));
-    }
-    if frames.is_empty() {
-        frames.push(WatchFrame::Heartbeat {
-            seq: 0,
-            digests: Vec::new(),
-        });
-    }
-    let mut bytes = BytesMut::new();
-    for each in &frames {
-        bytes.extend_from_slice(&frame::encode(each));
-    }
-    bytes.freeze()
 }

@@ -23,6 +23,10 @@ pub struct VllmArgs {
     /// The engine's NIXL side channel; from VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT if not given.
     #[arg(long, value_name = "HOST:PORT", env = "BATON_SIDE_CHANNEL")]
     pub side_channel: Option<String>,
+    /// The engine's own --kv-events-config, given again for an engine that does not tell it (before 0.32), or that connects
+    /// to its subscribers.
+    #[arg(long, value_name = "JSON", env = "BATON_KV_EVENTS_CONFIG")]
+    pub kv_events_config: Option<String>,
     /// The engine's --api-key, if it has one.
     #[arg(
         long,

@@ -1,6 +1,7 @@
 //! The two ways to attach: what is known of an engine from flags, its own or ours, before it has said a word.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_daemon::Exit;
@@ -9,6 +10,7 @@ use baton_sidecar_core::launch::Launch;
 use serde::Deserialize;
 
 use crate::args::VllmArgs;
+use crate::follow::source::EventsConfig;
 
 const HOST_VARIABLE: &str = "VLLM_NIXL_SIDE_CHANNEL_HOST";
 const PORT_VARIABLE: &str = "VLLM_NIXL_SIDE_CHANNEL_PORT";
@@ -22,6 +24,10 @@ pub struct EngineConfig {
     pub api_key: Option<String>,
     /// Its transfer connector; absent for an engine that only serves whole requests.
     pub transfer: Option<TransferConfig>,
+    /// Its KV events, as far as flags tell.
+    pub events: Option<EventsConfig>,
+    /// A folder to be made for the sockets of its KV events.
+    pub events_folder: Option<PathBuf>,
 }
 
 /// What must be known of an engine's NIXL connector.
@@ -80,13 +86,61 @@ fn beside(args: &VllmArgs, url: &str) -> Result<EngineConfig, Exit> {
         base_url: base_url(url)?,
         api_key: args.engine_api_key.clone(),
         transfer,
+        events: args
+            .kv_events_config
+            .as_deref()
+            .map(events_config)
+            .transpose()?,
+        events_folder: None,
     })
+}
+
+fn events_config(json: &str) -> Result<EventsConfig, Exit> {
+    serde_json::from_str(json).map_err(|error| {
+        Exit::usage(format!(
+            "--kv-events-config is not what vLLM takes: {error}"
+        ))
+    })
+}
+
+/// KV events for an engine whose command says nothing of them: over sockets in a folder of its own, where nobody else
+/// reads the tokens of all prompts. An engine without prefix caching has none.
+fn add_events(command: &mut Vec<String>) -> (Option<EventsConfig>, Option<PathBuf>) {
+    let says = |argument: &String| {
+        let argument = canonical(argument);
+        argument.starts_with("--kv-events-config.") || argument == "--no-enable-prefix-caching"
+    };
+    if command.iter().any(says) {
+        return (None, None);
+    }
+    let folder = std::env::temp_dir().join(format!("baton-{}", baton_daemon::fresh::hex_id()));
+    let socket = |name: &str| format!("ipc://{}", folder.join(name).display());
+    let config = EventsConfig {
+        enable_kv_cache_events: true,
+        publisher: Some("zmq".to_owned()),
+        endpoint: socket("events"),
+        replay_endpoint: Some(socket("replay")),
+        topic: String::new(),
+    };
+    let json = serde_json::json!({
+        "enable_kv_cache_events": true,
+        "publisher": "zmq",
+        "endpoint": config.endpoint,
+        "replay_endpoint": config.replay_endpoint,
+    });
+    set_flag(command, "kv-events-config", &json.to_string());
+    (Some(config), Some(folder))
 }
 
 fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
     if args.kv_transfer_config.is_some() {
         return Err(Exit::usage(
             "--kv-transfer-config belongs into the engine's command when the sidecar launches it",
+        ));
+    }
+    if args.kv_events_config.is_some() {
+        return Err(Exit::usage(
+            "--kv-events-config belongs into the engine's command when the sidecar launches it",
         ));
     }
     let mut command = args.command.clone();
@@ -105,6 +159,10 @@ fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
         transfer = Some(transfer_config(&json, args)?);
         set_flag(&mut command, "kv-transfer-config", &json);
     }
+    let (events, events_folder) = match flag(&command, "kv-events-config") {
+        Some(json) => (Some(events_config(&json)?), None),
+        None => add_events(&mut command),
+    };
     let api_key = args
         .engine_api_key
         .clone()
@@ -113,6 +171,8 @@ fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
         base_url: base_url(&format!("http://{host}:{port}"))?,
         api_key,
         transfer,
+        events,
+        events_folder,
     };
     let environment = config
         .transfer

@@ -66,7 +66,7 @@ pub fn remote_engine_id(ticket: &Ticket) -> Option<String> {
 /// Ids are ours, never the client's. After a quarantine the cache salt keeps requests away from blocks that were cached
 /// before it: vLLM shares no block between different salts.
 fn for_engine<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<'a> {
-    let edit = edit.remove("request_id");
+    let edit = report_mode(edit.remove("request_id"), object, leg.report_reused);
     let Some(quarantine) = leg.quarantine else {
         return edit;
     };
@@ -79,6 +79,27 @@ fn for_engine<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<
         },
     };
     edit.set("cache_salt", Value::from(salt).to_string())
+}
+
+/// `vllm_xargs.kv_cache_report_mode: full` has the engine announce the blocks that it reuses like new ones (0.32.0). That
+/// is of use while not all that it holds is known, and of harm otherwise, so a client's own wish is not passed on.
+fn report_mode<'a>(edit: Edit<'a>, object: &RawObject<'_>, full: bool) -> Edit<'a> {
+    const XARGS: &str = "vllm_xargs";
+    const MODE: &str = "kv_cache_report_mode";
+    const FULL: &str = "\"full\"";
+    let Some(raw) = object.get_set(XARGS) else {
+        let own = format!("{{\"{MODE}\":{FULL}}}");
+        return if full { edit.set(XARGS, own) } else { edit };
+    };
+    // Anything but an object is left for the engine to refuse.
+    let Ok(own) = RawObject::parse(raw.as_bytes()) else {
+        return edit;
+    };
+    match (full, own.get(MODE)) {
+        (true, _) => edit.set(XARGS, own.edit().set(MODE, FULL).finish()),
+        (false, Some(_)) => edit.set(XARGS, own.edit().remove(MODE).finish()),
+        (false, None) => edit,
+    }
 }
 
 #[derive(Deserialize)]

@@ -1,6 +1,6 @@
 //! One vLLM engine: what the sidecar core needs of it, put together from its side channel, its HTTP server and its dialect.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,15 @@ use baton_proto::request::ClientRequest;
 use baton_proto::ticket::Ticket;
 use baton_proto::worker::{EngineKind, Role, Tier, TierBlocks, WorkerInfo};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
-use baton_sidecar_core::engine::{Attached, Engine, Leg, Prefilled, Verdict};
+use baton_sidecar_core::engine::{Attached, Engine, Following, Leg, Prefilled, Verdict};
+use baton_sidecar_core::view::Feed;
 use http::HeaderValue;
 
 use crate::attach::{EngineConfig, TransferConfig};
 use crate::dialect;
+use crate::follow;
+use crate::follow::folder::EventsFolder;
+use crate::follow::source::{EventSource, EventsConfig, sources_told};
 use crate::handshake::Handshake;
 use crate::http::{EngineHttp, Model};
 use crate::metrics_page::MetricsPage;
@@ -34,6 +38,9 @@ pub struct VllmEngine {
     authorization: Option<HeaderValue>,
     http: EngineHttp,
     transfer: Option<Transfer>,
+    /// What the engine was given as `--kv-events-config`, if that is known.
+    events: Option<EventsConfig>,
+    _events_folder: Option<EventsFolder>,
     last: Mutex<Option<Arc<Seen>>>,
     met: Mutex<Met>,
 }
@@ -49,6 +56,8 @@ struct Transfer {
 struct Seen {
     handshake: Option<Arc<Handshake>>,
     blocks: Option<u64>,
+    /// Where the KV events of its ranks are to be had.
+    events: BTreeMap<u32, EventsConfig>,
 }
 
 /// Prefill engines that this engine, in its present life, has handshaked with.
@@ -84,9 +93,24 @@ impl VllmEngine {
             base_url: config.base_url,
             authorization,
             transfer: transfer.transpose()?,
+            events: config.events,
+            _events_folder: config.events_folder.map(EventsFolder::make).transpose()?,
             last: Mutex::default(),
             met: Mutex::default(),
         })
+    }
+
+    /// Where the KV events of each rank are to be had: the engine says so itself, or they are counted up from what it was
+    /// given.
+    async fn event_sources(&self, ranks: u32) -> BTreeMap<u32, EventsConfig> {
+        let told = self.http.event_sources().await.unwrap_or_default();
+        let told = sources_told(told);
+        match &self.events {
+            Some(given) if told.is_empty() && given.tells() => {
+                (0..ranks).map(|rank| (rank, given.of_rank(rank))).collect()
+            }
+            _ => told,
+        }
     }
 
     fn last(&self) -> Option<Arc<Seen>> {
@@ -164,6 +188,13 @@ impl VllmEngine {
     }
 }
 
+/// The host in a base URL.
+fn host_of(base_url: &str) -> String {
+    let uri: Option<http::Uri> = base_url.parse().ok();
+    uri.and_then(|uri| uri.host().map(str::to_owned))
+        .unwrap_or_else(|| "127.0.0.1".to_owned())
+}
+
 fn incompatible(why: &str) -> Error {
     Error::new(ErrorKind::Incompatible, Source::Engine, Stage::Decode, why).retry(Retry::Safe)
 }
@@ -231,7 +262,7 @@ fn info(
         context_length: base.iter().find_map(|model| model.max_model_len),
         tokenizer_digest: None,
         chat_template_digest: None,
-        topology: std::collections::BTreeMap::new(),
+        topology: BTreeMap::new(),
         compatibility: None,
     }
 }
@@ -251,9 +282,10 @@ impl Engine for VllmEngine {
         let models = self.http.models().await?;
         let page = self.http.metrics().await?;
         let page = MetricsPage::parse(&page);
-        if page.distinct("vllm:num_requests_running", "engine") > 1 {
+        let ranks = page.distinct("vllm:num_requests_running", "engine").max(1);
+        if ranks > 1 && self.transfer.is_some() {
             return Err(unusable(
-                "the engine has several data-parallel ranks, which are not supported yet",
+                "the engine has several data-parallel ranks and a transfer connector, which is not supported yet",
             ));
         }
         let handshake = self.shake_hands(&page).await?;
@@ -280,9 +312,14 @@ impl Engine for VllmEngine {
             }
             None => start_of(&page)?,
         };
+        info.ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let blocks = info.capacity.first().map(|tier| tier.blocks);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Arc::new(Seen { handshake, blocks }));
+        let events = self.event_sources(info.ranks).await;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Seen {
+            handshake,
+            blocks,
+            events,
+        }));
         Ok(Attached { incarnation, info })
     }
 
@@ -298,6 +335,17 @@ impl Engine for VllmEngine {
             }
             None => Err(incompatible("this engine holds no KV for others")),
         }
+    }
+
+    fn follow(&self, feed: &Feed) -> Option<Following> {
+        let seen = self.last()?;
+        let source = |(rank, config): (&u32, &EventsConfig)| EventSource {
+            rank: *rank,
+            config: config.clone(),
+            host: host_of(&self.base_url),
+            asked: self.events.as_ref().map(|given| given.endpoint.clone()),
+        };
+        follow::start(seen.events.iter().map(source).collect(), feed)
     }
 
     async fn load(&self) -> Result<LoadReport, Error> {

@@ -1,5 +1,6 @@
 //! Small questions to the engine's HTTP server: its version, its models, its metrics, how it tokenises.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use baton_daemon::http::{Client, full, read_limited};
@@ -8,6 +9,8 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request};
 use serde::Deserialize;
 use serde_json::json;
+
+use crate::follow::source::EventsConfig;
 
 /// Longest time for one small question.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -67,6 +70,11 @@ impl EngineHttp {
             data: Vec<Model>,
         }
         Ok(self.get_json::<Models>("/v1/models").await?.data)
+    }
+
+    /// Where its KV events are to be had, by rank (0.32.0; older versions do not say).
+    pub async fn event_sources(&self) -> Result<BTreeMap<String, EventsConfig>, Error> {
+        self.get_json("/kv_event_sources").await
     }
 
     /// Its metrics page.

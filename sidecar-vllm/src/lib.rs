@@ -11,6 +11,7 @@ pub mod attach;
 pub mod dialect;
 pub mod engine;
 pub mod events;
+pub mod follow;
 pub mod handshake;
 pub mod http;
 pub mod metrics_page;

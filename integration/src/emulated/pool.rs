@@ -100,6 +100,11 @@ impl Pool {
             .collect()
     }
 
+    /// Hashes of all blocks that can be found.
+    pub fn held(&self) -> Vec<BlockHash> {
+        self.cached.keys().copied().collect()
+    }
+
     /// Uses held blocks: nobody can evict them.
     pub fn share(&mut self, ids: &[BlockId]) {
         for id in ids {

@@ -14,6 +14,10 @@ impl Changes {
         self.0.push(event);
     }
 
+    pub(super) fn push_front(&mut self, event: KvEvent) {
+        self.0.insert(0, event);
+    }
+
     pub(super) fn stored(&mut self, block: SequenceHash, tier: Tier) {
         if let Some(KvEvent::Stored { blocks, tier: last }) = self.0.last_mut()
             && *last == tier

@@ -12,7 +12,7 @@ use super::event::EngineHash;
 pub const TIERS: [Tier; 4] = [Tier::Device, Tier::Host, Tier::Disk, Tier::External];
 
 /// Place of a tier's counters; none for a tier that is not mirrored.
-fn slot(tier: Tier) -> Option<usize> {
+pub(super) fn slot(tier: Tier) -> Option<usize> {
     TIERS.iter().position(|known| *known == tier)
 }
 

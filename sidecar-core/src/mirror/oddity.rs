@@ -11,8 +11,12 @@ pub enum Oddity {
     Older,
     /// `restart`: lives of the engine that began while it was watched.
     Restart,
+    /// `unheard`: streams of which nothing was heard yet.
+    Unheard,
     /// `joined_late`: streams whose beginning was missed.
     JoinedLate,
+    /// `reports`: caches that were cleared while blocks that are reused were still announced like new ones.
+    Reports,
     /// `undecoded`: messages that could not be read at all.
     Undecoded,
     /// `unreadable`: events that could not be read.
@@ -38,13 +42,36 @@ pub enum Oddity {
 }
 
 impl Oddity {
+    /// All of them.
+    pub const ALL: [Self; 17] = [
+        Self::Gap,
+        Self::Older,
+        Self::Restart,
+        Self::Unheard,
+        Self::JoinedLate,
+        Self::Reports,
+        Self::Undecoded,
+        Self::Unreadable,
+        Self::UnknownParent,
+        Self::TokenCount,
+        Self::Conflict,
+        Self::UntoldTokens,
+        Self::UnknownNamespace,
+        Self::PartialBlock,
+        Self::OtherGroup,
+        Self::UnknownRemoval,
+        Self::SecondCopy,
+    ];
+
     /// Its name in metrics and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gap => "gap",
             Self::Older => "older",
             Self::Restart => "restart",
+            Self::Unheard => "unheard",
             Self::JoinedLate => "joined_late",
+            Self::Reports => "reports",
             Self::Undecoded => "undecoded",
             Self::Unreadable => "unreadable",
             Self::UnknownParent => "unknown_parent",
@@ -62,9 +89,11 @@ impl Oddity {
     /// Those that leave the view a subset of what the rank holds. Of blocks, only those of the device tier do: lower tiers
     /// are told incompletely by nature (vLLM's offloading names only the last block of a chunk, unless told otherwise),
     /// and a rank would never be certain.
-    pub const DOUBTS: [Self; 8] = [
+    pub const DOUBTS: [Self; 10] = [
         Self::Gap,
+        Self::Unheard,
         Self::JoinedLate,
+        Self::Reports,
         Self::Undecoded,
         Self::Unreadable,
         Self::UnknownParent,
@@ -109,12 +138,16 @@ impl<Reason: Ord + Copy> Tally<Reason> {
 
 /// Why a view is a subset of what its rank holds; empty while it is exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Doubts(u16);
+pub struct Doubts(u32);
 
 impl Doubts {
     pub(super) fn add(&mut self, reason: Oddity) {
         debug_assert!(Oddity::DOUBTS.contains(&reason));
-        self.0 |= 1 << reason as u16;
+        self.0 |= 1 << reason as u32;
+    }
+
+    pub(super) fn remove(&mut self, reason: Oddity) {
+        self.0 &= !(1 << reason as u32);
     }
 
     /// Whether the view is exact.
@@ -122,10 +155,15 @@ impl Doubts {
         self.0 == 0
     }
 
+    /// Whether the rank may hold blocks that are not in the view. Of a stream that is only unheard yet, nothing says so.
+    pub fn can_be_learnt_away(self) -> bool {
+        self.iter().any(|reason| reason != Oddity::Unheard)
+    }
+
     /// The reasons.
     pub fn iter(self) -> impl Iterator<Item = Oddity> {
         Oddity::DOUBTS
             .into_iter()
-            .filter(move |reason| self.0 & 1 << *reason as u16 != 0)
+            .filter(move |reason| self.0 & 1 << *reason as u32 != 0)
     }
 }

@@ -1,13 +1,14 @@
 //! One rank's blocks, kept by its events.
 
-use baton_proto::event::KvEvent;
+use baton_proto::event::{KvEvent, ViewState};
 use baton_proto::hash::SequenceHash;
 use baton_proto::watch::ViewDigest;
 use baton_proto::worker::Tier;
 
 use super::changes::Changes;
 use super::event::{BlockEvent, Content, EngineHash, Removed, Stored, Told};
-use super::holdings::{Holdings, Known, Put, TIERS, Taken};
+use super::holdings::{Holdings, Known, Put, TIERS, Taken, slot};
+use super::lineage::{Lineage, Parent};
 use super::oddity::{Doubts, Oddity, Tally};
 use super::order::{Arrival, Order, Stamp};
 
@@ -16,7 +17,12 @@ use super::order::{Arrival, Order, Stamp};
 pub struct RankView {
     order: Order,
     holdings: Holdings,
+    lineage: Lineage,
     doubts: Doubts,
+    /// What watchers were last told of the view.
+    told: ViewState,
+    /// Blocks that the engine reuses may be announced, though they are no further copies.
+    reports: bool,
     tally: Tally<Oddity>,
     block_size: Option<u32>,
     /// The cache that decides about prefixes: the first one seen that keeps whole ones.
@@ -26,12 +32,24 @@ pub struct RankView {
 /// Where a chain of blocks stands before its next block.
 #[derive(Debug, Clone, Copy)]
 enum Link {
+    /// Behind this root, at the beginning of a sequence.
+    Root(SequenceHash),
     /// Behind this block.
     Placed(SequenceHash),
     /// Behind something that is kept out of the view, and so is all that follows.
     Outside,
     /// Nobody knows.
     Lost,
+}
+
+impl Link {
+    fn parent(self) -> Parent {
+        match self {
+            Self::Root(_) => Parent::Root,
+            Self::Placed(block) => Parent::Block(block),
+            Self::Outside | Self::Lost => Parent::Untold,
+        }
+    }
 }
 
 impl RankView {
@@ -42,17 +60,46 @@ impl RankView {
         }
     }
 
+    /// Nothing was heard of the rank yet.
+    pub(super) fn unheard(&mut self) {
+        self.order = Order::default();
+        self.tally.add(Oddity::Unheard);
+        self.doubts.add(Oddity::Unheard);
+    }
+
+    /// The engine says that it has published nothing yet.
+    pub(super) fn silent(&mut self) {
+        self.doubts.remove(Oddity::Unheard);
+    }
+
+    /// Messages were lost, nobody knows how many.
+    pub(super) fn lose(&mut self, changes: &mut Changes) {
+        self.tally.add(Oddity::Gap);
+        self.lose_all(Oddity::Gap, changes);
+    }
+
+    /// The engine began a new life.
+    pub(super) fn restart(&mut self, changes: &mut Changes) {
+        self.tally.add(Oddity::Restart);
+        self.clear(None, changes);
+        self.unheard();
+    }
+
+    pub(super) fn expect_reports(&mut self, reports: bool) {
+        self.reports = reports;
+    }
+
     /// Takes note of a message's place in the stream, before its events.
     pub(super) fn arrive(&mut self, stamp: Stamp, changes: &mut Changes) -> Arrival {
         let arrival = self.order.judge(stamp);
         match arrival {
             Arrival::Next => {}
             Arrival::Older => self.tally.add(Oddity::Older),
-            Arrival::First => self.begin(stamp.seq, changes),
+            Arrival::First => self.begin(stamp.seq),
             Arrival::Restart => {
                 self.tally.add(Oddity::Restart);
                 self.clear(None, changes);
-                self.begin(stamp.seq, changes);
+                self.begin(stamp.seq);
             }
             Arrival::Gap { missing } => {
                 self.tally.add_many(Oddity::Gap, missing);
@@ -66,10 +113,11 @@ impl RankView {
     }
 
     /// An engine's life begins with number 0; whoever hears another first has missed something.
-    fn begin(&mut self, first: u64, changes: &mut Changes) {
+    fn begin(&mut self, first: u64) {
+        self.doubts.remove(Oddity::Unheard);
         if first > 0 {
             self.tally.add(Oddity::JoinedLate);
-            self.doubt(Oddity::JoinedLate, changes);
+            self.doubts.add(Oddity::JoinedLate);
         }
     }
 
@@ -94,21 +142,40 @@ impl RankView {
         if self.holdings.fade() {
             changes.push(KvEvent::Cleared { tier: None });
         }
-        self.doubt(reason, changes);
-    }
-
-    fn doubt(&mut self, reason: Oddity, changes: &mut Changes) {
-        if self.doubts.is_empty() {
-            changes.push(KvEvent::Uncertain);
-        }
+        self.lineage.clear(None);
         self.doubts.add(reason);
     }
 
+    /// Says what has become of the view as a whole. What is no longer so is said before the changes that make it so, and
+    /// what is so again after them: the words are true at every moment for whoever follows.
+    pub(super) fn say_state(&mut self, changes: &mut Changes) {
+        let now = self.state();
+        let said = std::mem::replace(&mut self.told, now);
+        match (said.uncertain, now.uncertain) {
+            (false, true) => changes.push_front(KvEvent::Uncertain),
+            (true, false) => changes.push(KvEvent::Certain),
+            _ => {}
+        }
+        match (said.broken, now.broken) {
+            (false, true) => changes.push_front(KvEvent::Broken),
+            (true, false) => changes.push(KvEvent::Whole),
+            _ => {}
+        }
+    }
+
+    /// What can be said of the view as a whole.
+    pub fn state(&self) -> ViewState {
+        ViewState {
+            uncertain: !self.doubts.is_empty(),
+            broken: !self.lineage.is_whole(),
+        }
+    }
+
     /// Blocks that should be in the view and are not.
-    fn lose_blocks(&mut self, reason: Oddity, blocks: usize, tier: Tier, changes: &mut Changes) {
+    fn lose_blocks(&mut self, reason: Oddity, blocks: usize, tier: Tier) {
         self.count(reason, blocks);
         if tier == Tier::Device {
-            self.doubt(reason, changes);
+            self.doubts.add(reason);
         }
     }
 
@@ -139,8 +206,8 @@ impl RankView {
     fn store_named(&mut self, stored: &Stored<'_>, changes: &mut Changes) {
         for hash in stored.hashes {
             match self.holdings.find(*hash) {
-                Some(known) => self.put(*hash, known, stored.tier, changes),
-                None => self.lose_blocks(Oddity::UntoldTokens, 1, stored.tier, changes),
+                Some(known) => self.put(*hash, known, Parent::Untold, stored.tier, changes),
+                None => self.lose_blocks(Oddity::UntoldTokens, 1, stored.tier),
             }
         }
     }
@@ -156,23 +223,25 @@ impl RankView {
         if *self.block_size.get_or_insert(told.block_size) != told.block_size {
             self.count(Oddity::PartialBlock, blocks);
             for hash in stored.hashes {
-                self.put(*hash, Known::Outside, stored.tier, changes);
+                self.put(*hash, Known::Outside, Parent::Untold, stored.tier, changes);
             }
             return;
         }
         let size = usize::try_from(told.block_size).unwrap_or(usize::MAX);
         if size == 0 || blocks.checked_mul(size) != Some(told.tokens.len()) {
-            return self.lose_blocks(Oddity::TokenCount, blocks, stored.tier, changes);
+            return self.lose_blocks(Oddity::TokenCount, blocks, stored.tier);
         }
         let mut link = self.link(model, told);
         let each = stored.hashes.iter().zip(told.tokens.chunks_exact(size));
         for (place, (hash, tokens)) in each.enumerate() {
             let next = match link {
-                Link::Placed(_) if place >= told.understood => Link::Outside,
-                Link::Placed(parent) => Link::Placed(told.child(parent, place, tokens)),
+                Link::Root(_) | Link::Placed(_) if place >= told.understood => Link::Outside,
+                Link::Root(before) | Link::Placed(before) => {
+                    Link::Placed(told.child(before, place, tokens))
+                }
                 Link::Outside | Link::Lost => link,
             };
-            link = self.store_block(*hash, next, stored.tier, changes);
+            link = self.store_block(*hash, next, link.parent(), stored.tier, changes);
         }
     }
 
@@ -180,7 +249,7 @@ impl RankView {
     fn link(&self, model: &str, told: &Told<'_>) -> Link {
         let Some(parent) = told.parent else {
             let root = told.namespace(model).root();
-            return root.map_or(Link::Outside, Link::Placed);
+            return root.map_or(Link::Outside, Link::Root);
         };
         match self.holdings.find(parent) {
             Some(Known::Placed(sequence)) => Link::Placed(sequence),
@@ -194,6 +263,7 @@ impl RankView {
         &mut self,
         hash: EngineHash,
         computed: Link,
+        parent: Parent,
         tier: Tier,
         changes: &mut Changes,
     ) -> Link {
@@ -202,22 +272,22 @@ impl RankView {
             && known_as != computed
         {
             self.expel(hash, changes);
-            self.lose_blocks(Oddity::Conflict, 1, tier, changes);
+            self.lose_blocks(Oddity::Conflict, 1, tier);
             known = self.holdings.find(hash);
         }
         let place = match (known, computed) {
             (Some(known), _) => known,
             (None, Link::Placed(sequence)) => Known::Placed(sequence),
             (None, Link::Outside) => Known::Outside,
-            (None, Link::Lost) => {
-                self.lose_blocks(Oddity::UnknownParent, 1, tier, changes);
+            (None, Link::Root(_) | Link::Lost) => {
+                self.lose_blocks(Oddity::UnknownParent, 1, tier);
                 return Link::Lost;
             }
         };
         if known.is_none() && place == Known::Outside {
             self.tally.add(Oddity::UnknownNamespace);
         }
-        self.put(hash, place, tier, changes);
+        self.put(hash, place, parent, tier, changes);
         match place {
             Known::Placed(sequence) => Link::Placed(sequence),
             Known::Outside => Link::Outside,
@@ -236,14 +306,26 @@ impl RankView {
     /// with no removal to follow. Taken for a copy, such a block would stay in the view for ever. The sidecar asks for
     /// these reports while a rank is uncertain, and then a block that is there already is not counted again: the view of
     /// an uncertain rank may lack a block, but has none that is not there.
-    fn put(&mut self, hash: EngineHash, place: Known, tier: Tier, changes: &mut Changes) {
+    fn put(
+        &mut self,
+        hash: EngineHash,
+        place: Known,
+        parent: Parent,
+        tier: Tier,
+        changes: &mut Changes,
+    ) {
         let copies = self.doubts.is_empty();
         let put = match place {
             Known::Placed(sequence) => self.holdings.put(hash, sequence, tier, copies),
             Known::Outside => self.holdings.put_outside(hash, tier, copies),
         };
         match put {
-            Put::New(sequence) => changes.stored(sequence, tier),
+            Put::New(sequence) => {
+                if let Some(slot) = slot(tier) {
+                    self.lineage.enter(sequence, slot, parent);
+                }
+                changes.stored(sequence, tier);
+            }
             Put::Again => self.tally.add(Oddity::SecondCopy),
             Put::Unseen => {}
         }
@@ -251,7 +333,7 @@ impl RankView {
 
     fn expel(&mut self, hash: EngineHash, changes: &mut Changes) {
         for (tier, sequence) in self.holdings.expel(hash) {
-            changes.removed(sequence, tier);
+            self.gone(sequence, tier, changes);
         }
     }
 
@@ -263,9 +345,16 @@ impl RankView {
             match self.holdings.take(*hash, removed.tier) {
                 Taken::Absent => self.tally.add(Oddity::UnknownRemoval),
                 Taken::Unseen => {}
-                Taken::Gone(sequence) => changes.removed(sequence, removed.tier),
+                Taken::Gone(sequence) => self.gone(sequence, removed.tier, changes),
             }
         }
+    }
+
+    fn gone(&mut self, sequence: SequenceHash, tier: Tier, changes: &mut Changes) {
+        if let Some(slot) = slot(tier) {
+            self.lineage.leave(sequence, slot);
+        }
+        changes.removed(sequence, tier);
     }
 
     /// Of a rank that holds nothing, everything is known.
@@ -273,10 +362,15 @@ impl RankView {
         if self.holdings.clear(tier) {
             changes.push(KvEvent::Cleared { tier });
         }
-        let device_is_empty = tier.is_none_or(|tier| tier == Tier::Device);
-        if device_is_empty && !self.doubts.is_empty() {
+        if tier.is_none_or(|tier| slot(tier).is_some()) {
+            self.lineage.clear(tier.and_then(slot));
+        }
+        if tier.is_none_or(|tier| tier == Tier::Device) {
             self.doubts = Doubts::default();
-            changes.push(KvEvent::Certain);
+            if self.reports {
+                self.tally.add(Oddity::Reports);
+                self.doubts.add(Oddity::Reports);
+            }
         }
     }
 
@@ -298,6 +392,11 @@ impl RankView {
     /// Tokens of each block, once known.
     pub fn block_size(&self) -> Option<u32> {
         self.block_size
+    }
+
+    /// How many blocks a tier holds.
+    pub fn held(&self, tier: Tier) -> u64 {
+        self.holdings.view(tier).blocks
     }
 
     /// The blocks of a tier, in no order.

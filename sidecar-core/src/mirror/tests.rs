@@ -172,9 +172,15 @@ fn a_block_leaves_with_its_last_copy_under_its_last_name() {
         bench.store(Some(10), &[11], &[3, 4]),
         [stores(&chain(BASE, &[1, 2, 3, 4])[1..])]
     );
-    assert_eq!(bench.remove(10), [removes(&expected)]);
+    assert_eq!(
+        bench.remove(10),
+        [KvEvent::Broken, removes(&expected)],
+        "the block behind it is still there"
+    );
     assert_eq!(bench.remove(10), []);
     assert_eq!(bench.count(Oddity::UnknownRemoval), 1);
+    let last = removes(&chain(BASE, &[1, 2, 3, 4])[1..]);
+    assert_eq!(bench.remove(11), [last, KvEvent::Whole]);
 }
 
 #[test]
@@ -334,7 +340,7 @@ fn one_name_for_two_contents_is_believed_of_neither() {
     bench.store(None, &[10], &[1, 2]);
     assert_eq!(
         bench.store(None, &[10, 11], &[3, 4, 5, 6]),
-        [removes(&expected), KvEvent::Uncertain]
+        [KvEvent::Uncertain, removes(&expected)]
     );
     assert_eq!(bench.count(Oddity::Conflict), 1);
     assert_eq!(bench.blocks(Tier::Device), BTreeSet::new());

@@ -23,7 +23,7 @@ use super::leg::{
 };
 use super::stream;
 use crate::core::Core;
-use crate::engine::{Engine, Leg};
+use crate::engine::Engine;
 
 /// Largest unary answer.
 const MAX_ANSWER: usize = 256 << 20;
@@ -43,7 +43,7 @@ pub async fn decode<E: Engine>(
         ));
     }
     check(&core, &arrived)?;
-    let leg = ActiveLeg::enter(&core, &arrived).await?;
+    let mut leg = ActiveLeg::enter(&core, &arrived).await?;
     let ticket = &arrived.call.ticket;
     let waited = u64::try_from(received.elapsed().as_millis()).unwrap_or(u64::MAX);
     if waited >= ticket.lease_remaining_ms {
@@ -52,14 +52,8 @@ pub async fn decode<E: Engine>(
             "the ticket's lease is over",
         ));
     }
-    let quarantine = core.quarantine_name();
-    let engine_leg = Leg {
-        request: &arrived.call.request,
-        quarantine: quarantine.as_ref().map(|name| name.as_str()),
-    };
-    let body = core
-        .engine
-        .decode_body(&arrived.request, ticket, engine_leg)?;
+    let terms = leg.terms(&core, &arrived.call.request);
+    let body = core.engine.decode_body(&arrived.request, ticket, terms)?;
     core.used.use_once(ticket)?;
     relay(core, arrived, leg, body).await
 }
@@ -71,13 +65,9 @@ pub async fn generate<E: Engine>(
 ) -> Result<Response<Body>, Error> {
     let arrived: Arrived<GenerateCall> = Arrived::read(request, core.args.max_body()).await?;
     core.ready(Stage::Generate)?;
-    let leg = ActiveLeg::enter(&core, &arrived).await?;
-    let quarantine = core.quarantine_name();
-    let engine_leg = Leg {
-        request: &arrived.call.request,
-        quarantine: quarantine.as_ref().map(|name| name.as_str()),
-    };
-    let body = core.engine.local_body(&arrived.request, engine_leg);
+    let mut leg = ActiveLeg::enter(&core, &arrived).await?;
+    let terms = leg.terms(&core, &arrived.call.request);
+    let body = core.engine.local_body(&arrived.request, terms);
     relay(core, arrived, leg, body).await
 }
 

@@ -19,8 +19,9 @@ use tokio::time::Instant;
 use super::admission::Permit;
 use super::in_flight::InFlightLeg;
 use crate::core::Core;
-use crate::engine::Engine;
+use crate::engine::{Engine, Leg};
 use crate::metrics::Metrics;
+use crate::view::ReportGuard;
 
 /// The header that becomes the engine's request id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -118,6 +119,8 @@ pub struct ActiveLeg {
     stage: Stage,
     metrics: Metrics,
     ended: bool,
+    quarantine: Option<Arc<String>>,
+    reports: Option<ReportGuard>,
 }
 
 impl ActiveLeg {
@@ -137,7 +140,23 @@ impl ActiveLeg {
             stage: C::STAGE,
             metrics: core.metrics.clone(),
             ended: false,
+            quarantine: None,
+            reports: None,
         })
+    }
+
+    /// How the engine shall see the request, as things stand now.
+    pub fn terms<'a, E: Engine>(&'a mut self, core: &Core<E>, request: &'a RequestId) -> Leg<'a> {
+        self.quarantine = core.quarantine_name();
+        self.reports = core
+            .view
+            .wants_reports()
+            .then(|| core.view.ask_for_reports());
+        Leg {
+            request,
+            quarantine: self.quarantine.as_ref().map(|name| name.as_str()),
+            report_reused: self.reports.is_some(),
+        }
     }
 
     /// Which leg this is.

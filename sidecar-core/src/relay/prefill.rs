@@ -26,7 +26,7 @@ use super::leg::{
     ActiveLeg, Arrived, answers_another, engine_broke_off, engine_failed, is_judgement, send,
 };
 use crate::core::Core;
-use crate::engine::{Engine, Leg, Prefilled};
+use crate::engine::{Engine, Prefilled};
 use crate::ledger::{Ledger, OpenLeg};
 
 /// Largest answer to a prefill. It may echo the prompt and its token ids.
@@ -186,12 +186,8 @@ impl<E: Engine> Running<E> {
         &mut self,
         open: OpenLeg,
     ) -> Result<(Option<Ticket>, baton_proto::call::PrefillUsage, Outcome), Failure> {
-        let quarantine = self.core.quarantine_name();
-        let leg = Leg {
-            request: &self.arrived.call.request,
-            quarantine: quarantine.as_ref().map(|name| name.as_str()),
-        };
-        let body = self.core.engine.prefill_body(&self.arrived.request, leg);
+        let terms = self.leg.terms(&self.core, &self.arrived.call.request);
+        let body = self.core.engine.prefill_body(&self.arrived.request, terms);
         let response = self.head(&open, body).await?;
         let (head, body) = response.into_parts();
         let content_type = head

@@ -77,6 +77,12 @@ fn a_launched_engine_gets_a_fresh_id_and_keeps_the_rest_of_its_command() {
 
 #[test]
 fn what_cannot_work_is_refused_in_one_sentence() {
+    for line in [
+        &["--engine", "http://h:1", "--kv-events-config", "{"][..],
+        &["--kv-events-config", "{}", "--", "vllm"],
+    ] {
+        assert!(refusal(line).contains("--kv-events-config"), "{line:?}");
+    }
     let with =
         |config: &'static str| refusal(&["--engine", "http://h:1", "--kv-transfer-config", config]);
     assert!(with("{").contains("not what vLLM takes"));
@@ -97,4 +103,45 @@ fn what_cannot_work_is_refused_in_one_sentence() {
         refusal(&["--", "vllm", "--kv-transfer-config.kv_role", "kv_both"])
             .contains("one JSON text")
     );
+}
+
+#[test]
+fn a_launched_engine_tells_its_kv_events_where_only_its_sidecar_hears_them() {
+    let line = ["--", "vllm", "serve", "tiny"];
+    let (config, launch) = plan(&args(&line)).unwrap();
+    let command = launch.unwrap().command;
+    assert_eq!(command[3], "--kv-events-config");
+    let given: EventsConfig = serde_json::from_str(&command[4]).unwrap();
+    let folder = config.events_folder.unwrap();
+    assert_eq!(
+        given.endpoint,
+        format!("ipc://{}", folder.join("events").display())
+    );
+    assert!(given.replay_endpoint.as_ref().unwrap().starts_with("ipc:"));
+    assert!(given.tells());
+    assert_eq!(config.events, Some(given));
+}
+
+#[test]
+fn what_an_engines_command_says_of_kv_events_stays() {
+    let own = r#"{"enable_kv_cache_events":true,"endpoint":"tcp://*:7000"}"#;
+    let line = ["--", "vllm", "--kv_events_config", own];
+    let (config, launch) = plan(&args(&line)).unwrap();
+    assert_eq!(launch.unwrap().command, line[1..]);
+    assert_eq!(config.events.unwrap().endpoint, "tcp://*:7000");
+    assert_eq!(config.events_folder, None);
+    for flag in ["--kv-events-config.topic=x", "--no_enable_prefix_caching"] {
+        let line = ["--", "vllm", flag];
+        let (config, launch) = plan(&args(&line)).unwrap();
+        assert_eq!(launch.unwrap().command, line[1..]);
+        assert_eq!(config.events, None);
+    }
+    let (config, _) = plan(&args(&[
+        "--engine",
+        "http://h:1",
+        "--kv-events-config",
+        own,
+    ]))
+    .unwrap();
+    assert!(config.events.unwrap().tells());
 }

@@ -13,6 +13,7 @@ fn with_leg<T>(quarantine: Option<&str>, body: impl FnOnce(Leg<'_>) -> T) -> T {
     body(Leg {
         request: &request,
         quarantine,
+        report_reused: false,
     })
 }
 
@@ -176,5 +177,48 @@ fn an_answer_names_its_request() {
         r#"{"id":"cmpl-ID","kv_transfer_params":{"remote_request_id":"cmpl-other-0-5e6f7a8b"}}"#,
     ] {
         assert!(!answers(anothers), "{anothers}");
+    }
+}
+
+#[test]
+fn reused_blocks_are_reported_when_asked_for_and_never_otherwise() {
+    let body = |report_reused, body: &str| {
+        let id = "r-1".parse().unwrap();
+        let leg = Leg {
+            request: &id,
+            quarantine: None,
+            report_reused,
+        };
+        local_body(&request(body), leg)
+    };
+    for (client, silent, full) in [
+        (
+            "{}",
+            "{}",
+            r#"{"vllm_xargs":{"kv_cache_report_mode":"full"}}"#,
+        ),
+        (
+            r#"{"vllm_xargs":{"a":1.50}}"#,
+            r#"{"vllm_xargs":{"a":1.50}}"#,
+            r#"{"vllm_xargs":{"a":1.50,"kv_cache_report_mode":"full"}}"#,
+        ),
+        (
+            r#"{"vllm_xargs":{"kv_cache_report_mode":"full","a":1}}"#,
+            r#"{"vllm_xargs":{"a":1}}"#,
+            r#"{"vllm_xargs":{"kv_cache_report_mode":"full","a":1}}"#,
+        ),
+        (
+            r#"{"vllm_xargs":7}"#,
+            r#"{"vllm_xargs":7}"#,
+            r#"{"vllm_xargs":7}"#,
+        ),
+        (
+            r#"{"vllm_xargs":null}"#,
+            r#"{"vllm_xargs":null}"#,
+            r#"{"vllm_xargs":{"kv_cache_report_mode":"full"}}"#,
+        ),
+    ] {
+        assert_eq!(body(false, client), silent, "{client}");
+        assert_eq!(body(true, client), full, "{client}");
     }
 }

@@ -251,6 +251,11 @@ impl Core {
         self.frozen.send_replace(frozen);
     }
 
+    /// Hashes of all blocks that can be found.
+    pub fn cached(&self) -> Vec<BlockHash> {
+        self.state().pool.held()
+    }
+
     /// Requests whose KV is held for decode.
     pub fn holds(&self) -> usize {
         let mut state = self.state();

@@ -18,6 +18,7 @@ use super::seen::{Fate, Seen};
 use super::server;
 use super::side_channel::{self, HandshakeFacts, SideChannel};
 use super::telling::{LAYERS, Telling};
+use super::texts::Text;
 use super::transfer::Transfer;
 use crate::wait::until_some;
 
@@ -191,7 +192,11 @@ impl EmulatedVllm {
             None => None,
             Some(events) => Some(publisher(events, rank).await),
         };
-        let telling = Arc::new(Telling::new(publisher.clone(), config.block_size));
+        let telling = Arc::new(Telling::new(
+            publisher.clone(),
+            config.block_size,
+            config.remember,
+        ));
         let core = Core::new(
             config.core(rank),
             Arc::clone(&self.inner.tokenizer),
@@ -339,6 +344,25 @@ impl EmulatedVllm {
         let rule = rules.iter_mut().find(|rule| rule.fits(leg, body))?;
         rule.times -= 1;
         Some(rule.clone())
+    }
+
+    /// Number of the next message of a rank's events; `None` if it publishes none.
+    pub fn next_event(&self, rank: usize) -> Option<u64> {
+        let life = self.life();
+        let publisher = life.ranks[rank].publisher.as_ref();
+        publisher.map(|publisher| publisher.next_sequence())
+    }
+
+    /// What is in all blocks that a rank could find now. Only an engine that is told to remember knows.
+    pub fn cached(&self, rank: usize) -> Vec<Text> {
+        let life = self.life();
+        let rank = &life.ranks[rank];
+        rank.telling.texts_of(&rank.core.cached())
+    }
+
+    /// Forgets all cached blocks of all ranks, as `POST /reset_prefix_cache` does.
+    pub fn reset_prefix_cache(&self) {
+        self.cores(Core::reset_prefix_cache);
     }
 
     /// Requests that reached it so far, in all lives.

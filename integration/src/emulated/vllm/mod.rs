@@ -22,6 +22,7 @@ mod seen;
 mod server;
 pub mod side_channel;
 mod telling;
+mod texts;
 mod transfer;
 
 pub use self::args::Args;
@@ -29,3 +30,4 @@ pub use self::config::{BLOCK_SIZE, BLOCKS, Config, EventsConfig, MODEL};
 pub use self::engine::{EmulatedVllm, EngineId, Life};
 pub use self::script::Http;
 pub use self::seen::{Fate, Seen};
+pub use self::texts::Text;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::super::core::{Listener, Measured, Stats};
-use super::super::pool::Change;
+use super::super::pool::{BlockHash, Change};
 use super::config::Config;
 use super::engine::Life;
 use super::events::{Event, Removed, Stored};
@@ -12,6 +12,7 @@ use super::metrics::{
     NixlCounters, Observed, PromptTokens, Waiting,
 };
 use super::publisher::Publisher;
+use super::texts::{Text, Texts};
 
 /// Layers of the recorded model: a block is so many descriptors.
 pub(super) const LAYERS: usize = 2;
@@ -21,15 +22,25 @@ pub(super) struct Telling {
     publisher: Option<Arc<Publisher>>,
     block_size: u32,
     observed: Mutex<Observed>,
+    /// All that was ever in the cache, if that is to be remembered.
+    texts: Option<Mutex<Texts>>,
 }
 
 impl Telling {
-    pub(super) fn new(publisher: Option<Arc<Publisher>>, block_size: u32) -> Self {
+    pub(super) fn new(publisher: Option<Arc<Publisher>>, block_size: u32, remember: bool) -> Self {
         Self {
             publisher,
             block_size,
             observed: Mutex::default(),
+            texts: remember.then(Mutex::default),
         }
+    }
+
+    /// What is in blocks of these hashes.
+    pub(super) fn texts_of(&self, hashes: &[BlockHash]) -> Vec<Text> {
+        let texts = self.texts.as_ref().expect("the engine remembers");
+        let texts = texts.lock().unwrap();
+        hashes.iter().map(|hash| texts.of(hash)).collect()
     }
 
     fn event(&self, change: Change) -> Event {
@@ -60,6 +71,9 @@ impl Telling {
 
 impl Listener for Telling {
     fn changed(&self, changes: Vec<Change>) {
+        if let Some(texts) = &self.texts {
+            texts.lock().unwrap().add(&changes, self.block_size);
+        }
         if let Some(publisher) = &self.publisher {
             let events = changes.into_iter().map(|change| self.event(change));
             publisher.publish(events.collect());

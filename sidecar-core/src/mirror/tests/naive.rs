@@ -34,6 +34,14 @@ impl Naive {
             .or_else(|| faded().map(|faded| Some(faded.1.clone())))
     }
 
+    /// Whether a block is there without the one before it.
+    pub(super) fn is_broken(&self, block_size: usize) -> bool {
+        let texts = || self.copies.iter().filter_map(|copy| copy.text.as_deref());
+        let held: BTreeSet<&[u32]> = texts().collect();
+        texts()
+            .any(|text| text.len() > block_size && !held.contains(&text[..text.len() - block_size]))
+    }
+
     /// Stores consecutive blocks: their names, and the tokens of each; what is not understood has none.
     pub(super) fn store(
         &mut self,

@@ -47,12 +47,12 @@ fn after_a_loss_the_view_begins_anew_but_names_keep_their_meaning() {
         bench.store(None, &[10, 11], &[1, 2, 3, 4]);
         assert_eq!(
             lose(&mut bench),
-            [KvEvent::Cleared { tier: None }, KvEvent::Uncertain]
+            [KvEvent::Uncertain, KvEvent::Cleared { tier: None }]
         );
         assert_eq!(bench.mirror.rank(0).unwrap().unconfirmed(), 2);
         assert_eq!(
             bench.store(Some(11), &[12], &[5, 6]),
-            [stores(&expected[2..])]
+            [KvEvent::Broken, stores(&expected[2..])]
         );
         assert_eq!(bench.remove(11), []);
         assert_eq!(bench.count(Oddity::UnknownRemoval), 0);
@@ -79,11 +79,11 @@ fn each_arrival_does_what_it_must() {
     let gap = Arrival::Gap { missing: 2 };
     assert_eq!(
         say(4, 3.0),
-        applied(gap, vec![cleared(), KvEvent::Uncertain, held.clone()])
+        applied(gap, vec![KvEvent::Uncertain, cleared(), held.clone()])
     );
-    let restart = vec![cleared(), KvEvent::Certain, held.clone()];
+    let restart = vec![cleared(), held.clone(), KvEvent::Certain];
     assert_eq!(say(0, 4.0), applied(Arrival::Restart, restart));
-    let late = vec![cleared(), KvEvent::Uncertain, held];
+    let late = vec![KvEvent::Uncertain, cleared(), held];
     assert_eq!(say(0, 5.0).arrival, Arrival::Restart);
     assert_eq!(say(1, 6.0).arrival, Arrival::Next);
     assert_eq!(say(1, 7.0), applied(Arrival::Restart, late));
@@ -129,4 +129,32 @@ fn ranks_are_apart() {
             .collect::<Vec<_>>(),
         [Some(4); 2]
     );
+}
+
+#[test]
+fn a_rank_is_uncertain_until_it_is_heard_or_known_to_be_silent() {
+    let mut mirror = Mirror::new("tiny", None);
+    assert_eq!(mirror.watch(0), [KvEvent::Uncertain]);
+    assert_eq!(mirror.watch(1), [KvEvent::Uncertain]);
+    assert_eq!(mirror.silent(0), [KvEvent::Certain]);
+    assert_eq!(mirror.apply(1, stamp(0), []).changes, [KvEvent::Certain]);
+    assert_eq!(mirror.restart(1), [KvEvent::Uncertain]);
+    let doubts = |mirror: &Mirror| mirror.rank(1).unwrap().doubts().iter().collect::<Vec<_>>();
+    assert_eq!(doubts(&mirror), [Oddity::Unheard]);
+    assert_eq!(mirror.apply(1, stamp(3), []).changes, []);
+    assert_eq!(doubts(&mirror), [Oddity::JoinedLate]);
+    assert_eq!(mirror.lose(0), [KvEvent::Uncertain]);
+}
+
+#[test]
+fn a_cache_cleared_amid_reports_of_reused_blocks_stays_uncertain() {
+    let mut bench = bench();
+    bench.store(None, &[10], &[1, 2]);
+    bench.mirror.expect_reports(0, true);
+    let clear = BlockEvent::Cleared { tier: None };
+    let cleared = KvEvent::Cleared { tier: None };
+    assert_eq!(bench.say(clear), [KvEvent::Uncertain, cleared]);
+    assert_eq!(bench.doubts(), [Oddity::Reports]);
+    bench.mirror.expect_reports(0, false);
+    assert_eq!(bench.say(clear), [KvEvent::Certain]);
 }

@@ -1,0 +1,281 @@
+//! Following the KV events of one life of an engine, a thread for each data-parallel rank.
+//!
+//! [`source`] says where they are to be had, [`wire`] how, [`sequencer`] in which order they are applied and when the engine
+//! is asked for them again; what they mean is [`crate::events`]', and what becomes of it the feed's.
+
+pub mod folder;
+mod sequencer;
+pub mod source;
+mod wire;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use baton_sidecar_core::engine::Following;
+use baton_sidecar_core::mirror::order::Stamp;
+use baton_sidecar_core::record::Recorder;
+use baton_sidecar_core::view::Feed;
+use zmq::Context;
+
+use crate::events::decoder::Decoder;
+use crate::events::oddity::Oddity;
+use sequencer::{Heard, Sequencer, Step};
+use source::EventSource;
+use wire::{Wire, ZmqWire};
+
+/// How long one look at the sockets may take: so long a follower goes on after it was told to end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Longest silence of an engine in the middle of an answer. It looks for questions every 100 ms (0.32.0).
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// After how long a silence the engine is asked whether there was something: the last messages before it leave no gap.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Pause before sockets are opened anew.
+const REOPEN: Duration = Duration::from_secs(1);
+
+/// Followers of an engine's ranks. Dropping it ends them within a moment.
+struct Followers(Arc<AtomicBool>);
+
+impl Drop for Followers {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Starts to follow; nothing if there is nothing to follow.
+pub fn start(sources: Vec<EventSource>, feed: &Feed) -> Option<Following> {
+    if sources.is_empty() {
+        return None;
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let followers = Followers(Arc::clone(&stop));
+    let context = Context::new();
+    for source in sources {
+        let rank = source.rank;
+        feed.watch(rank);
+        if source.config.replay_endpoint.is_none() {
+            tracing::warn!(
+                rank,
+                "the engine's KV events cannot be had again: whatever is lost stays lost; give it a replay_endpoint"
+            );
+        }
+        let follower = Follower::new(source, feed.clone(), Arc::clone(&stop));
+        let context = context.clone();
+        let thread = std::thread::Builder::new().name(format!("kv-events-{rank}"));
+        if let Err(error) = thread.spawn(move || follower.run(&context)) {
+            tracing::error!(%error, rank, "the thread for KV events cannot start");
+        }
+    }
+    Some(Box::new(followers))
+}
+
+/// Follows one rank.
+struct Follower {
+    source: EventSource,
+    feed: Feed,
+    stop: Arc<AtomicBool>,
+    sequencer: Sequencer,
+    decoder: Decoder,
+    connected: bool,
+    /// When something was heard last.
+    heard: Instant,
+    said: Option<zmq::Error>,
+}
+
+impl Follower {
+    fn new(source: EventSource, feed: Feed, stop: Arc<AtomicBool>) -> Self {
+        Self {
+            sequencer: Sequencer::new(source.config.replay_endpoint.is_some()),
+            source,
+            feed,
+            stop,
+            decoder: Decoder::default(),
+            connected: false,
+            heard: Instant::now(),
+            said: None,
+        }
+    }
+
+    fn run(mut self, context: &Context) {
+        while !self.stopped() {
+            let opened = ZmqWire::open(context, &self.source.endpoints());
+            let Err(error) = opened.and_then(|wire| self.follow(wire)) else {
+                return;
+            };
+            self.say(error);
+            self.hear_all(vec![Heard::Disconnected], &mut Closed);
+            let reopen = Instant::now() + REOPEN;
+            while !self.stopped() && Instant::now() < reopen {
+                std::thread::park_timeout(LOOK);
+            }
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Says the same thing once.
+    fn say(&mut self, error: zmq::Error) {
+        if self.said != Some(error) {
+            self.said = Some(error);
+            let EventSource { rank, config, .. } = &self.source;
+            tracing::warn!(rank, endpoint = config.endpoint, %error, "cannot listen to the engine's KV events");
+        }
+    }
+
+    /// Until told to end, or until a socket fails.
+    fn follow(&mut self, mut wire: impl Wire) -> Result<(), zmq::Error> {
+        while !self.stopped() {
+            let mut bad = 0;
+            let mut heard = wire.hear(LOOK, &mut bad)?;
+            if bad > 0 {
+                self.strange(Oddity::Frames, bad);
+            }
+            if heard.is_empty() {
+                heard.extend(self.silence());
+            } else {
+                self.heard = Instant::now();
+            }
+            self.hear_all(heard, &mut wire);
+        }
+        Ok(())
+    }
+
+    /// What it means that nothing was heard until now.
+    fn silence(&mut self) -> Option<Heard> {
+        let silent = self.heard.elapsed();
+        let heard = if self.sequencer.is_asking() {
+            (silent >= PATIENCE).then_some(Heard::Unanswered)
+        } else {
+            (silent >= QUIET && self.connected).then_some(Heard::Quiet)
+        };
+        if heard.is_some() {
+            self.heard = Instant::now();
+        }
+        heard
+    }
+
+    fn hear_all(&mut self, heard: Vec<Heard>, wire: &mut impl Wire) {
+        // What was read before a question was asked is no answer to it.
+        let mut asked_anew = false;
+        for heard in heard {
+            if asked_anew && matches!(heard, Heard::Again(..) | Heard::End) {
+                continue;
+            }
+            match &heard {
+                Heard::Connected => self.connected = true,
+                Heard::Disconnected => {
+                    self.connected = false;
+                    // A question sent into a connection that ends with the engine is lost, and nobody says so.
+                    wire.hush();
+                }
+                Heard::Live(..) => {
+                    self.feed.metrics().messages.inc();
+                }
+                Heard::End => self.feed.metrics().replayed(true),
+                Heard::Unanswered => {
+                    self.feed.metrics().replayed(false);
+                    wire.hush();
+                }
+                Heard::Again(..) | Heard::Quiet => {}
+            }
+            for step in self.sequencer.hear(heard) {
+                asked_anew |= matches!(step, Step::Ask(_) | Step::Hush);
+                self.take(step, wire);
+            }
+        }
+    }
+
+    fn take(&mut self, step: Step, wire: &mut impl Wire) {
+        let rank = self.source.rank;
+        if let Some(recorder) = self.feed.recorder() {
+            self.record(recorder, &step);
+        }
+        match step {
+            Step::Ask(from) => {
+                // One that cannot be asked is one that does not answer.
+                if let Err(error) = wire.ask(from) {
+                    self.say(error);
+                }
+            }
+            Step::Hush => wire.hush(),
+            Step::Apply(seq, payload) => self.apply(seq, &payload),
+            Step::Older => self.strange(Oddity::Older, 1),
+            Step::Restart => {
+                tracing::info!(rank, "the engine's KV events are of a new life");
+                self.feed.restart(rank);
+            }
+            Step::Silent => self.feed.silent(rank),
+            Step::Lose => {
+                tracing::warn!(
+                    rank,
+                    "KV events were lost: what the engine holds is learnt anew"
+                );
+                self.feed.lose(rank);
+            }
+        }
+    }
+
+    fn strange(&self, reason: Oddity, times: u64) {
+        self.feed.metrics().strange(reason.name(), times);
+    }
+
+    fn record(&self, recorder: &Recorder, step: &Step) {
+        let rank = self.source.rank;
+        match step {
+            Step::Apply(seq, payload) => {
+                let topic = self.source.config.topic.as_bytes();
+                recorder.frames(rank, &[topic, &seq.to_be_bytes(), payload]);
+            }
+            Step::Restart => recorder.event(rank, "restart"),
+            Step::Silent => recorder.event(rank, "silent"),
+            Step::Lose => recorder.event(rank, "lost"),
+            Step::Ask(_) | Step::Hush | Step::Older => {}
+        }
+    }
+
+    fn apply(&mut self, seq: u64, payload: &[u8]) {
+        let rank = self.source.rank;
+        let undecoded = Stamp {
+            seq,
+            time: f64::NAN,
+        };
+        match self.decoder.decode(payload) {
+            Ok(batch) if batch.rank.is_some_and(|told| told != rank) => {
+                self.strange(Oddity::ForeignRank, 1);
+                self.feed.undecoded(rank, undecoded);
+            }
+            Ok(batch) => {
+                for (reason, times) in batch.oddities.iter() {
+                    self.feed.metrics().strange(reason.name(), times);
+                }
+                let time = batch.time;
+                self.feed.apply(rank, Stamp { seq, time }, batch.events());
+            }
+            Err(malformed) => {
+                tracing::debug!(rank, seq, %malformed, "a message of KV events cannot be read");
+                self.strange(Oddity::Malformed, 1);
+                self.feed.undecoded(rank, undecoded);
+            }
+        }
+    }
+}
+
+/// Sockets that are closed.
+struct Closed;
+
+impl Wire for Closed {
+    fn hear(&mut self, _: Duration, _: &mut u64) -> Result<Vec<Heard>, zmq::Error> {
+        Ok(Vec::new())
+    }
+
+    fn ask(&mut self, _: u64) -> Result<(), zmq::Error> {
+        Err(zmq::Error::ENOTCONN)
+    }
+
+    fn hush(&mut self) {}
+}

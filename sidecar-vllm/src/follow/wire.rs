@@ -1,0 +1,210 @@
+//! The sockets of one rank's event stream, through libzmq.
+//!
+//! Connections are watched, for their end is the only sign of an engine that began anew and went as far as the old one.
+//! Whatever a peer does, nothing here waits for it: sizes are bounded, a handshake that does not come is given up, the kernel
+//! finds a peer that is gone without a word, and an answer that does not come is the caller's to give up. ZMTP's own
+//! heartbeats are left out: not every implementation bears them, and one that does not ends the connection.
+
+use std::time::Duration;
+
+use zmq::{Context, POLLIN, Socket, SocketEvent};
+
+use super::sequencer::Heard;
+use super::source::{Endpoints, Way};
+use crate::events::message::{Message, Replayed};
+
+/// Largest message that is read, in bytes. One batch has the tokens of one scheduler step, some kilobytes.
+const MAX_MESSAGE: i64 = 64 << 20;
+
+/// Messages that may wait in the socket; beyond them the engine's side loses some, which shows as a gap.
+const HIGH_WATER_MARK: i32 = 100_000;
+
+/// Messages that are read in one go.
+const AT_ONCE: usize = 256;
+
+/// Longest time to connect, and again to shake hands.
+const CONNECT: Duration = Duration::from_secs(6);
+
+/// Silence on a connection in seconds before the kernel probes it, between probes, and how many may fail.
+const KEEPALIVE: (i32, i32, i32) = (5, 2, 3);
+
+/// A number for each monitor's endpoint.
+static MONITORS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// One rank's event stream, as the follower needs it.
+pub(super) trait Wire {
+    /// What happened, waiting up to `patience` for something to happen. Frames that are no message are counted in `bad`.
+    fn hear(&mut self, patience: Duration, bad: &mut u64) -> Result<Vec<Heard>, zmq::Error>;
+
+    /// Asks for all messages from this number on.
+    fn ask(&mut self, from: u64) -> Result<(), zmq::Error>;
+
+    /// Whatever is still to come in answer to a question is not heard any more.
+    fn hush(&mut self);
+}
+
+/// Sockets of libzmq.
+pub(super) struct ZmqWire {
+    context: Context,
+    events: Socket,
+    monitor: Socket,
+    replay: Option<String>,
+    question: Option<Socket>,
+    /// The end of an answer is still to come.
+    asked: bool,
+}
+
+impl ZmqWire {
+    pub(super) fn open(context: &Context, endpoints: &Endpoints) -> Result<Self, zmq::Error> {
+        let events = context.socket(zmq::SUB)?;
+        bound(&events)?;
+        events.set_rcvhwm(HIGH_WATER_MARK)?;
+        events.set_subscribe(endpoints.topic.as_bytes())?;
+        let monitor = watch(context, &events)?;
+        match &endpoints.way {
+            Way::Connect(endpoint) => events.connect(endpoint)?,
+            Way::Bind(endpoint) => events.bind(endpoint)?,
+        }
+        Ok(Self {
+            context: context.clone(),
+            events,
+            monitor,
+            replay: endpoints.replay.clone(),
+            question: None,
+            asked: false,
+        })
+    }
+
+    /// Messages first, then what became of connections: a message that was there before a connection's end is not taken
+    /// for one of the next connection, but the other way round.
+    fn read(&mut self, bad: &mut u64) -> Result<Vec<Heard>, zmq::Error> {
+        let mut live = Vec::new();
+        while live.len() < AT_ONCE
+            && let Some(frames) = receive(&self.events)?
+        {
+            match Message::published(&frames) {
+                Ok(message) => live.push(Heard::Live(message.seq, message.payload.to_vec())),
+                Err(_) => *bad += 1,
+            }
+        }
+        let mut heard = self.connections()?;
+        heard.append(&mut live);
+        self.answers(&mut heard, bad)?;
+        Ok(heard)
+    }
+
+    fn connections(&self) -> Result<Vec<Heard>, zmq::Error> {
+        let mut heard = Vec::new();
+        while let Some(frames) = receive(&self.monitor)? {
+            let event = frames.first().and_then(|frame| frame.first_chunk());
+            match event.map(|event| SocketEvent::from_raw(u16::from_ne_bytes(*event))) {
+                Some(SocketEvent::HANDSHAKE_SUCCEEDED) => heard.push(Heard::Connected),
+                Some(SocketEvent::DISCONNECTED) => heard.push(Heard::Disconnected),
+                _ => {}
+            }
+        }
+        Ok(heard)
+    }
+
+    fn answers(&mut self, heard: &mut Vec<Heard>, bad: &mut u64) -> Result<(), zmq::Error> {
+        let Some(question) = &self.question else {
+            return Ok(());
+        };
+        for _ in 0..AT_ONCE {
+            let Some(frames) = receive(question)? else {
+                break;
+            };
+            match Replayed::read(&frames) {
+                Ok(Replayed::Message(message)) => {
+                    heard.push(Heard::Again(message.seq, message.payload.to_vec()));
+                }
+                Ok(Replayed::End) => {
+                    self.asked = false;
+                    heard.push(Heard::End);
+                }
+                Err(_) => *bad += 1,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Wire for ZmqWire {
+    fn hear(&mut self, patience: Duration, bad: &mut u64) -> Result<Vec<Heard>, zmq::Error> {
+        let patience = i64::try_from(patience.as_millis()).unwrap_or(i64::MAX);
+        let mut items = vec![
+            self.events.as_poll_item(POLLIN),
+            self.monitor.as_poll_item(POLLIN),
+        ];
+        items.extend(
+            self.question
+                .as_ref()
+                .map(|socket| socket.as_poll_item(POLLIN)),
+        );
+        zmq::poll(&mut items, patience)?;
+        self.read(bad)
+    }
+
+    fn ask(&mut self, from: u64) -> Result<(), zmq::Error> {
+        let Some(replay) = &self.replay else {
+            return Ok(());
+        };
+        // Answers carry no sign of their question: only a new socket tells the next one's apart.
+        if std::mem::replace(&mut self.asked, true) {
+            self.question = None;
+        }
+        let question = match &self.question {
+            Some(question) => question,
+            None => {
+                let socket = self.context.socket(zmq::DEALER)?;
+                bound(&socket)?;
+                socket.connect(replay)?;
+                self.question.insert(socket)
+            }
+        };
+        // A request without the empty frame is passed over without a word (0.32.0).
+        question.send_multipart([&b""[..], &from.to_be_bytes()], zmq::DONTWAIT)
+    }
+
+    fn hush(&mut self) {
+        self.question = None;
+        self.asked = false;
+    }
+}
+
+/// What a peer may do to a socket at most.
+fn bound(socket: &Socket) -> Result<(), zmq::Error> {
+    let milliseconds = |time: Duration| i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
+    socket.set_ipv6(true)?;
+    socket.set_linger(0)?;
+    socket.set_maxmsgsize(MAX_MESSAGE)?;
+    socket.set_reconnect_ivl(100)?;
+    socket.set_reconnect_ivl_max(1000)?;
+    socket.set_connect_timeout(milliseconds(CONNECT))?;
+    socket.set_handshake_ivl(milliseconds(CONNECT))?;
+    let (idle, between, probes) = KEEPALIVE;
+    socket.set_tcp_keepalive(1)?;
+    socket.set_tcp_keepalive_idle(idle)?;
+    socket.set_tcp_keepalive_intvl(between)?;
+    socket.set_tcp_keepalive_cnt(probes)
+}
+
+fn watch(context: &Context, socket: &Socket) -> Result<Socket, zmq::Error> {
+    let number = MONITORS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let endpoint = format!("inproc://follow-{number}");
+    let events = SocketEvent::HANDSHAKE_SUCCEEDED.to_raw() | SocketEvent::DISCONNECTED.to_raw();
+    socket.monitor(&endpoint, i32::from(events))?;
+    let monitor = context.socket(zmq::PAIR)?;
+    monitor.set_linger(0)?;
+    monitor.connect(&endpoint)?;
+    Ok(monitor)
+}
+
+/// A whole message, if there is one.
+fn receive(socket: &Socket) -> Result<Option<Vec<Vec<u8>>>, zmq::Error> {
+    match socket.recv_multipart(zmq::DONTWAIT) {
+        Ok(frames) => Ok(Some(frames)),
+        Err(zmq::Error::EAGAIN) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
