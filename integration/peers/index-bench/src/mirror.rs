@@ -7,13 +7,10 @@ use anyhow::{Result, ensure};
 use baton_proto::hash::SequenceHash;
 use baton_proto::worker::Tier;
 use baton_sidecar_core::mirror::event::EngineHash;
-use baton_sidecar_core::mirror::holdings::{Holdings, Put, Taken};
+use baton_sidecar_core::mirror::holdings::{Holdings, Known, Put, Taken};
 
 use crate::clock;
 use crate::workload::{Event, Workload};
-
-/// Names whose cache misses happen at the same time, as in the mirror itself.
-const GROUP: usize = 32;
 
 struct Announced {
     stored: bool,
@@ -80,15 +77,12 @@ fn apply(mirror: &mut Holdings, event: &Announced) -> Result<()> {
     if let Some(parent) = event.parent {
         ensure!(mirror.find(parent).is_some(), "a parent is not there");
     }
-    for group in event.hashes.chunks(GROUP) {
-        mirror.fetch(group);
-        for hash in group {
-            if event.stored {
-                store(mirror, *hash)?;
-            } else {
-                let taken = mirror.take(*hash, Tier::Device);
-                ensure!(matches!(taken, Taken::Gone(_)), "a block was not there");
-            }
+    for hash in &event.hashes {
+        if event.stored {
+            store(mirror, *hash)?;
+        } else {
+            let taken = mirror.take(*hash, Tier::Device);
+            ensure!(matches!(taken, Taken::Gone(_)), "a block was not there");
         }
     }
     Ok(())
@@ -96,11 +90,11 @@ fn apply(mirror: &mut Holdings, event: &Announced) -> Result<()> {
 
 /// Computing the sequence hash is left out: whoever wants one must, and the peers are given theirs.
 fn store(mirror: &mut Holdings, hash: EngineHash) -> Result<()> {
-    let sequence = SequenceHash(hash.0 ^ 0x5bd1_e995);
-    let put = mirror.put_fresh(hash, sequence);
-    ensure!(
-        matches!(put, Some(Put::New(_))),
-        "a block was there already"
-    );
+    let sequence = match mirror.find(hash) {
+        Some(Known::Placed(sequence)) => sequence,
+        _ => SequenceHash(hash.0 ^ 0x5bd1_e995),
+    };
+    let put = mirror.put(hash, sequence, Tier::Device, true);
+    ensure!(matches!(put, Put::New(_)), "a block was there already");
     Ok(())
 }
