@@ -3,9 +3,11 @@
 //! This half starts and ends everything and shows what came out; what is sent and counted is in `baton-bench`
 //! (`integration/src/bench/`).
 
+mod index;
 mod setting;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -30,6 +32,14 @@ pub(crate) enum Bench {
     /// compared with the engine's own. Takes about eight minutes after the build. What is compared, and what the figures
     /// depend on, is in docs/performance.md. Ctrl-C ends everything.
     Overhead(OverheadArgs),
+
+    /// The router's index of KV blocks, beside those of dynamo-kv-router.
+    ///
+    /// Applies what 64 emulated caches announce, 1 M and 4 M blocks large, to Baton's index and mirrors and to the peer's
+    /// indexes, and asks all for the same prompts, without and with a writer beside. All must find the same. Builds a
+    /// workspace of its own (the peer has some 300 dependencies: minutes, once); then takes about eight minutes and 6 GB
+    /// of memory.
+    Index(index::IndexArgs),
 }
 
 /// What `bench overhead` is asked for.
@@ -82,11 +92,17 @@ struct Figure {
     reference: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     direct: Option<f64>,
+    /// The same of each peer, where there are several.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    peers: BTreeMap<String, f64>,
 }
 
 /// Builds what is needed and measures.
 pub(crate) fn run(bench: &Bench, missing: Missing) -> Result<()> {
-    let Bench::Overhead(args) = bench;
+    let args = match bench {
+        Bench::Overhead(args) => args,
+        Bench::Index(args) => return index::run(args, missing),
+    };
     if namespace::is_inside() {
         namespace::prepare()?;
         return overhead(args);
@@ -150,19 +166,28 @@ fn measure(args: &OverheadArgs, plan: &Path) -> Result<Vec<Figure>> {
     for (flag, number) in numbers {
         command.args(number.iter().flat_map(|number| [flag, number.as_str()]));
     }
+    let progress = Progress::start("overhead");
+    let (progress, figures) = watch(command, progress)?;
+    progress.done(&format!(
+        "{} figures, every answer was right",
+        figures.len()
+    ));
+    Ok(figures)
+}
+
+/// Runs a program that prints events; its figures.
+fn watch(mut command: Command, mut progress: Progress) -> Result<(Progress, Vec<Figure>)> {
+    let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .context("could not start baton-bench")?;
-    let output = child.stdout.take().context("baton-bench has no output")?;
-    let mut progress = Progress::start("overhead");
+        .with_context(|| format!("could not start {program}"))?;
+    let output = child.stdout.take().context("it has no output")?;
     let mut figures = Vec::new();
     for line in BufReader::new(output).lines() {
         let line = line?;
-        match serde_json::from_str(&line)
-            .with_context(|| format!("baton-bench printed {line:?}"))?
-        {
+        match serde_json::from_str(&line).with_context(|| format!("{program} printed {line:?}"))? {
             Event::Progress { done, total, note } => progress.at(done, total, &note),
             Event::Figure(figure) => figures.push(figure),
         }
@@ -170,9 +195,5 @@ fn measure(args: &OverheadArgs, plan: &Path) -> Result<Vec<Figure>> {
     // What failed has been said by it.
     let status = child.wait()?;
     ensure!(status.success(), "the measurement failed ({status})");
-    progress.done(&format!(
-        "{} figures, every answer was right",
-        figures.len()
-    ));
-    Ok(figures)
+    Ok((progress, figures))
 }

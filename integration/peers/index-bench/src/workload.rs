@@ -4,7 +4,7 @@
 //! conversation. A request goes where its conversation went, or in one case of five anywhere. Engines evict the blocks that
 //! were used longest ago, and of a request the last one first.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use dynamo_kv_router::protocols::{LocalBlockHash, compute_next_seq_hash};
 use rand::rngs::StdRng;
@@ -86,8 +86,6 @@ pub(crate) struct Workload {
     pub(crate) asked: Vec<Sequence>,
     /// Blocks that the workers hold after that, each counted with each worker.
     pub(crate) resident: usize,
-    /// The same, each counted once.
-    pub(crate) distinct: usize,
 }
 
 /// How large it is.
@@ -113,7 +111,6 @@ impl Workload {
             filled: 0,
             asked: Vec::new(),
             resident: 0,
-            distinct: 0,
         };
         for request in 0..requests + requests / 10 {
             if request == requests {
@@ -138,9 +135,7 @@ impl Workload {
 
     fn settle(&mut self, engines: &[Engine]) {
         self.filled = self.stubs.len();
-        let held = engines.iter().flat_map(|engine| engine.used.keys());
-        self.resident = held.clone().count();
-        self.distinct = held.collect::<HashSet<_>>().len();
+        self.resident = engines.iter().map(|engine| engine.used.len()).sum();
     }
 
     fn serve(
