@@ -108,7 +108,10 @@ impl Search<'_> {
                 holding: first,
                 candidates: straight,
             };
-            let end = self.edge(last, start, 0, chunk)?;
+            let end = match self.as_known(last, start, start) {
+                Some(end) => end,
+                None => self.edge(last, start, 0, chunk)?,
+            };
             bits(end.candidates).for_each(|bit| extend(&mut chunk[bit], last + 1));
             self.bisect(start, end, 0, chunk)?;
         }

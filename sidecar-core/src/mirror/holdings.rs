@@ -174,8 +174,7 @@ impl Holdings {
         if slot != DEVICE || counted || self.faded.contains_key(&hash) {
             return false;
         }
-        let known = self.plain.sequence(hash).is_some() || self.plain.name(sequence).is_some();
-        !known && self.plain.insert(hash, sequence)
+        self.plain.insert(hash, sequence)
     }
 
     /// Gives a name that is plain, and its block, counters.

@@ -8,6 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use baton_proto::hash::SequenceHash;
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use super::event::EngineHash;
 
@@ -63,28 +64,33 @@ impl Plain {
         Some(self.pairs[*place as usize].0)
     }
 
-    /// Puts a pair in; false, and nothing done, if there are more than can be counted. Neither half may be in a pair.
+    /// Puts a pair in; false, and nothing done, if either half is in one, or if there are more than can be counted.
     pub(super) fn insert(&mut self, name: EngineHash, sequence: SequenceHash) -> bool {
-        let Some(place) = self
-            .free
-            .pop()
-            .or_else(|| u32::try_from(self.pairs.len()).ok())
-        else {
+        let (pairs, salt) = (&self.pairs, self.salt);
+        let pair = |place: &u32| pairs[*place as usize];
+        let by_name = self.by_name.entry(
+            salt.place(name.0),
+            |place| pair(place).0 == name,
+            |place| salt.place(pair(place).0.0),
+        );
+        let by_sequence = self.by_sequence.entry(
+            salt.place(sequence.0),
+            |place| pair(place).1 == sequence,
+            |place| salt.place(pair(place).1.0),
+        );
+        let (Entry::Vacant(by_name), Entry::Vacant(by_sequence)) = (by_name, by_sequence) else {
             return false;
         };
+        let new = || u32::try_from(pairs.len()).ok();
+        let Some(place) = self.free.pop().or_else(new) else {
+            return false;
+        };
+        by_name.insert(place);
+        by_sequence.insert(place);
         match self.pairs.get_mut(place as usize) {
             Some(pair) => *pair = (name, sequence),
             None => self.push((name, sequence)),
         }
-        let (pairs, salt) = (&self.pairs, self.salt);
-        self.by_name
-            .insert_unique(salt.place(name.0), place, |place| {
-                salt.place(pairs[*place as usize].0.0)
-            });
-        self.by_sequence
-            .insert_unique(salt.place(sequence.0), place, |place| {
-                salt.place(pairs[*place as usize].1.0)
-            });
         true
     }
 
