@@ -131,7 +131,7 @@ impl Search<'_> {
             bits(lost).for_each(|bit| extend(&mut chunk[bit], high.place));
             return Ok(());
         }
-        if depth % 3 == 0 && depth > 0 {
+        if depth.is_multiple_of(3) && depth > 0 {
             self.fetch_between(low.place, high.place);
         }
         let middle = low.place.midpoint(high.place);

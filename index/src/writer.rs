@@ -92,7 +92,7 @@ impl Writer {
     /// Whether there was such a target. It takes no more blocks, and its number is not given until [`Self::release`].
     pub(crate) fn retire(&mut self, target: Target) -> bool {
         let given = self.given.get_mut(target.0 as usize);
-        given.is_some_and(|given| std::mem::take(given))
+        given.is_some_and(std::mem::take)
     }
 
     pub(crate) fn release(&mut self, target: Target) {

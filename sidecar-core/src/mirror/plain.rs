@@ -31,6 +31,10 @@ pub(super) struct Plain {
 struct Salt(u64);
 
 impl Salt {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "both halves of the product are taken"
+    )]
     fn place(self, hash: u64) -> u64 {
         let mixed = u128::from(hash) * u128::from(self.0);
         (mixed >> 64) as u64 ^ mixed as u64
