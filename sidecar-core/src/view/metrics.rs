@@ -38,6 +38,8 @@ pub struct ViewMetrics {
     counted: Arc<Mutex<BTreeMap<Oddity, u64>>>,
     /// Messages of the engine's event stream.
     pub messages: Counter,
+    /// Times the engine was told to forget its cache.
+    pub resets: Counter,
     replays: Family<OutcomeLabel, Counter>,
     strange: Family<ReasonLabel, Counter>,
 }
@@ -112,6 +114,11 @@ impl ViewMetrics {
             "view_oddities",
             "What a plain stream of KV events would not have, by reason: gap, older, restart, joined_late, ...",
             self.oddities.clone(),
+        );
+        families.register(
+            "view_resets",
+            "Times the engine was told to forget its KV cache, because not all that it held was known",
+            self.resets.clone(),
         );
         families.register(
             "kv_event_messages",

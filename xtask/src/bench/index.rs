@@ -5,8 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 use clap::Args;
 
-use super::{Figure, warn_if_busy, watch};
-use crate::progress::Progress;
+use super::{Figure, figures_of, show, warn_if_busy};
 use crate::system::{self, Missing, Need};
 use crate::workspace::{self, cargo};
 
@@ -42,16 +41,10 @@ pub(super) fn run(args: &IndexArgs, missing: Missing) -> Result<()> {
     let rounds = args.rounds.or(args.smoke.then_some(1)).unwrap_or(3);
     command.args(["--rounds", &rounds.to_string()]);
     command.args(args.smoke.then_some("--smoke"));
-    let (progress, figures) = watch(command, Progress::start("index"))?;
-    progress.done(&format!("{} figures, all found the same", figures.len()));
-    for figure in &figures {
-        if args.json {
-            println!("{}", serde_json::to_string(figure)?);
-        } else {
-            print(figure);
-        }
-    }
-    Ok(())
+    let figures = figures_of(command, "index")?;
+    show(&figures, args.json, |figures| {
+        figures.iter().for_each(print);
+    })
 }
 
 fn print(figure: &Figure) {
