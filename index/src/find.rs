@@ -108,7 +108,10 @@ impl Search<'_> {
                 holding: first,
                 candidates: straight,
             };
-            let end = self.edge(last, start, 0, chunk)?;
+            let end = match self.as_known(last, start, start) {
+                Some(end) => end,
+                None => self.edge(last, start, 0, chunk)?,
+            };
             bits(end.candidates).for_each(|bit| extend(&mut chunk[bit], last + 1));
             self.bisect(start, end, 0, chunk)?;
         }
@@ -128,7 +131,7 @@ impl Search<'_> {
             bits(lost).for_each(|bit| extend(&mut chunk[bit], high.place));
             return Ok(());
         }
-        if depth % 3 == 0 && depth > 0 {
+        if depth.is_multiple_of(3) && depth > 0 {
             self.fetch_between(low.place, high.place);
         }
         let middle = low.place.midpoint(high.place);

@@ -66,6 +66,7 @@ impl Holder {
 pub(crate) struct TargetState {
     held: [AtomicU64; TIERS],
     whole: AtomicBool,
+    straight: AtomicBool,
 }
 
 impl TargetState {
@@ -73,6 +74,7 @@ impl TargetState {
         Self {
             held: std::array::from_fn(|tier| AtomicU64::new(self.held[tier].load(Relaxed))),
             whole: AtomicBool::new(self.whole.load(Relaxed)),
+            straight: AtomicBool::new(self.is_straight()),
         }
     }
 
@@ -82,15 +84,22 @@ impl TargetState {
 
     pub(crate) fn set_held(&self, tier: Tier, blocks: u64) {
         self.held[tier.place()].store(blocks, Relaxed);
+        self.straighten();
     }
 
     pub(crate) fn set_whole(&self, whole: bool) {
         self.whole.store(whole, Relaxed);
+        self.straighten();
+    }
+
+    fn straighten(&self) {
+        let tiers = self.held.iter().filter(|held| held.load(Relaxed) > 0);
+        let straight = self.whole.load(Relaxed) && tiers.count() <= 1;
+        self.straight.store(straight, Relaxed);
     }
 
     /// Whether the ends of a stretch of blocks tell all of it: no holes, and one tier.
     pub(crate) fn is_straight(&self) -> bool {
-        let tiers = self.held.iter().filter(|held| held.load(Relaxed) > 0);
-        self.whole.load(Relaxed) && tiers.count() <= 1
+        self.straight.load(Relaxed)
     }
 }

@@ -35,11 +35,6 @@ impl View {
         self.table(hash).fetch(hash);
     }
 
-    /// Has what else may be needed fetched, now that the first is here.
-    pub(crate) fn fetch_further(&self, hash: u64) {
-        self.table(hash).fetch_further(hash);
-    }
-
     /// Whether a target's blocks have no holes and are in one tier.
     pub(crate) fn is_straight(&self, target: Target) -> bool {
         let state = self.targets.get(target.0 as usize);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::sets::Sets;
 use crate::sync::Published;
-use crate::table::{Keys, SLOTS, Seek, Table};
+use crate::table::{Keys, Position, SLOTS, Seek, Table};
 use crate::target::{Holder, Target, TargetState, Tier};
 use crate::view::{SHARDS, View};
 use crate::word::Holding;
@@ -21,9 +21,9 @@ const AHEAD: usize = 16;
 
 /// Parts of a table, in per cent: the most that is used, the part in use after growing or shrinking, and the part below
 /// which it shrinks.
-const FULL: usize = 60;
-const RELAXED: usize = 45;
-const SPARSE: usize = 25;
+const FULL: usize = 70;
+const RELAXED: usize = 52;
+const SPARSE: usize = 30;
 
 /// What only writers know.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl Writer {
     /// Whether there was such a target. It takes no more blocks, and its number is not given until [`Self::release`].
     pub(crate) fn retire(&mut self, target: Target) -> bool {
         let given = self.given.get_mut(target.0 as usize);
-        given.is_some_and(|given| std::mem::take(given))
+        given.is_some_and(std::mem::take)
     }
 
     pub(crate) fn release(&mut self, target: Target) {
@@ -121,7 +121,9 @@ impl Writer {
         let mut held = self.state(target).held(tier);
         self.fetch_first(blocks);
         for (place, hash) in blocks.iter().enumerate() {
-            self.fetch(blocks, place);
+            if let Some(later) = blocks.get(place + AHEAD) {
+                self.view.fetch(*later);
+            }
             self.make_room_for_a_set(views);
             held += u64::from(self.store_one(views, holder, *hash));
         }
@@ -142,7 +144,9 @@ impl Writer {
         let mut held = self.state(target).held(tier);
         self.fetch_first(blocks);
         for (place, hash) in blocks.iter().enumerate() {
-            self.fetch(blocks, place);
+            if let Some(later) = blocks.get(place + AHEAD) {
+                self.view.fetch(*later);
+            }
             self.make_room_for_a_set(views);
             held -= u64::from(self.remove_one(views, holder, *hash));
         }
@@ -150,16 +154,7 @@ impl Writer {
         self.shrink_sets(views);
     }
 
-    /// Has what blocks need fetched while others before them are worked on. `next` is the first that is not.
-    fn fetch(&self, blocks: &[u64], next: usize) {
-        if let Some(hash) = blocks.get(next + AHEAD) {
-            self.view.fetch(*hash);
-        }
-        if let Some(hash) = blocks.get(next + AHEAD / 2) {
-            self.view.fetch_further(*hash);
-        }
-    }
-
+    /// Has what the first blocks need fetched; what later ones need is while those are worked on.
     fn fetch_first(&self, blocks: &[u64]) {
         for hash in blocks.iter().take(AHEAD) {
             self.view.fetch(*hash);
@@ -192,11 +187,13 @@ impl Writer {
                     return true;
                 }
                 Seek::Vacant(at) if self.blocks[shard] * 100 < table.slots() * FULL => {
-                    let Some(to) = self.sets.with(Holding::NONE, holder) else {
-                        return false;
-                    };
-                    table.fill(at, hash, to);
-                    self.sets.moved(Holding::NONE, to);
+                    // Nearly every block is held by one target.
+                    if let Some(alone) = Holding::NONE.with(holder) {
+                        table.fill(at, hash, alone);
+                    } else if let Some(to) = self.sets.with(Holding::NONE, holder) {
+                        table.fill(at, hash, to);
+                        self.sets.moved(Holding::NONE, to);
+                    }
                     self.blocks[shard] += 1;
                     return true;
                 }
@@ -217,20 +214,26 @@ impl Writer {
             return false;
         };
         let from = table.holding(at);
+        if Holding::NONE.with(holder) == Some(from) {
+            self.vacate(views, shard, at);
+            return true;
+        }
         let Some(to) = self.sets.without(from, holder) else {
             return false;
         };
         if to.is_none() {
-            table.vacate(at);
-            self.blocks[shard] -= 1;
+            self.vacate(views, shard, at);
         } else {
             table.change(at, to);
         }
         self.sets.moved(from, to);
-        if to.is_none() {
-            self.shrink(views, shard);
-        }
         true
+    }
+
+    fn vacate(&mut self, views: &Published<View>, shard: usize, at: Position) {
+        self.view.tables[shard].vacate(at);
+        self.blocks[shard] -= 1;
+        self.shrink(views, shard);
     }
 
     /// Takes all blocks of a target's tiers out of one table.

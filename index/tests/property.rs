@@ -1,5 +1,9 @@
 //! The index against a naive one, over whatever may be done to them.
 #![cfg(not(loom))]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "random numbers are cut to what is needed"
+)]
 
 mod naive;
 

@@ -24,10 +24,11 @@ use rank::RankView;
 
 mod changes;
 pub mod event;
-mod holdings;
+pub mod holdings;
 mod lineage;
 pub mod oddity;
 pub mod order;
+mod plain;
 pub mod rank;
 #[cfg(test)]
 mod tests;

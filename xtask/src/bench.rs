@@ -3,9 +3,11 @@
 //! This half starts and ends everything and shows what came out; what is sent and counted is in `baton-bench`
 //! (`integration/src/bench/`).
 
+mod index;
 mod setting;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -37,6 +39,14 @@ pub(crate) enum Bench {
     /// each block that comes or goes; then starts a router beside eight sidecars that hold a million blocks and waits until
     /// it knows all of them exactly. Takes about a minute after the build.
     Events(EventsArgs),
+
+    /// The router's index of KV blocks, beside those of dynamo-kv-router.
+    ///
+    /// Applies what 64 emulated caches announce, 1 M and 4 M blocks large, to Baton's index and mirrors and to the peer's
+    /// indexes, and asks all for the same prompts, without and with a writer beside. All must find the same. Builds a
+    /// workspace of its own (the peer has some 300 dependencies: minutes, once); then takes about six minutes and 6 GB of
+    /// memory.
+    Index(index::IndexArgs),
 }
 
 /// What `bench events` is asked for.
@@ -105,15 +115,22 @@ struct Figure {
     reference: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     direct: Option<f64>,
+    /// The same of each peer, where there are several.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    peers: BTreeMap<String, f64>,
 }
 
 /// Builds what is needed and measures.
 pub(crate) fn run(bench: &Bench, missing: Missing) -> Result<()> {
+    if let Bench::Index(args) = bench {
+        return index::run(args, missing);
+    }
     if namespace::is_inside() {
         namespace::prepare()?;
         return match bench {
             Bench::Overhead(args) => overhead(args),
             Bench::Events(args) => events(args),
+            Bench::Index(args) => index::run(args, missing),
         };
     }
     let needs = [Need::CxxCompiler, Need::Ip, Need::Namespaces];
@@ -204,14 +221,14 @@ fn figures_of(mut command: Command, what: &str) -> Result<Vec<Figure>> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .context("could not start baton-bench")?;
-    let output = child.stdout.take().context("baton-bench has no output")?;
+        .context("could not start the measuring program")?;
+    let output = child.stdout.take().context("it has no output")?;
     let mut progress = Progress::start(what);
     let mut figures = Vec::new();
     for line in BufReader::new(output).lines() {
         let line = line?;
         match serde_json::from_str(&line)
-            .with_context(|| format!("baton-bench printed {line:?}"))?
+            .with_context(|| format!("the measuring program printed {line:?}"))?
         {
             Event::Progress { done, total, note } => progress.at(done, total, &note),
             Event::Figure(figure) => figures.push(figure),
