@@ -6,6 +6,7 @@ use std::fmt::Write;
 use baton_daemon::metrics::Registry;
 use baton_proto::{Error, ErrorKind, Source, Stage};
 use baton_router::metrics::Metrics as RouterMetrics;
+use baton_router::view::Resync;
 use baton_sidecar_core::metrics::{Metrics as SidecarMetrics, TicketEnd, TicketState};
 
 /// The inventory page.
@@ -96,6 +97,10 @@ fn router() -> Registry {
         }
     }
     metrics.workers(&[]);
+    metrics.views(&[], 0);
+    for reason in Resync::ALL {
+        metrics.resynchronised(reason);
+    }
     registry
 }
 

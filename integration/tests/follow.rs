@@ -60,7 +60,6 @@ fn info() -> WorkerInfo {
 struct Scene {
     engine: EmulatedVllm,
     view: Arc<KvView>,
-    #[expect(dead_code, reason = "to be dropped")]
     following: Following,
     random: StdRng,
 }
@@ -101,7 +100,7 @@ impl Scene {
     async fn new(config: Config, seed: u64) -> Self {
         let engine = EmulatedVllm::new(config);
         engine.start().await;
-        let view = KvView::new(ViewMetrics::default());
+        let view = KvView::new(ViewMetrics::default(), None);
         let feed = view.begin(&info());
         Self {
             following: start(&engine, &feed),
@@ -249,7 +248,7 @@ impl Scene {
             let (known, held) = (self.known(0).len(), self.held(0).len());
             let next = self.engine.next_event(0);
             let status = self.status(0);
-            panic!("{what}: not exact, {known} of {held} blocks, {status:?}, next {next:?}");
+            panic!("{} {what}: not exact, {known} of {held} blocks, {status:?}, next {next:?}", self.engine.event_source(0).unwrap());
         });
     }
 }

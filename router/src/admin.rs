@@ -93,6 +93,7 @@ fn worker(view: &WorkerView) -> Value {
         "reserved": {"requests": requests, "prompt_tokens": tokens},
         "load": view.load(),
         "info": view.info(),
+        "view": view.worker.view().shown(),
     })
 }
 
@@ -155,7 +156,9 @@ pub fn plan(router: &Router, body: Bytes) -> Result<Response<Body>, Error> {
         None => ClientRequest::new(Route::Completions, body)?,
     };
     let facts = bypass::facts(&request);
-    let explained = planner::explain(&router.fleet.snapshot(), &facts, router.args.force);
+    let snapshot = router.fleet.snapshot();
+    let prediction = router.predict(&snapshot, &facts);
+    let explained = planner::explain(&snapshot, &facts, &prediction, router.args.force);
     Ok(daemon_http::json(StatusCode::OK, &explained))
 }
 

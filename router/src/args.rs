@@ -84,6 +84,15 @@ pub struct RouterArgs {
         default_value_t = 120
     )]
     pub drain_s: u64,
+    /// How long a worker whose KV events are missing or uncertain is believed to hold the prompts that it computed, in
+    /// seconds.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BATON_APPROXIMATE_TTL_S",
+        default_value_t = 120
+    )]
+    pub approximate_ttl_s: u64,
     /// Configuration file and logs.
     #[command(flatten)]
     pub common: Common,
@@ -120,6 +129,11 @@ impl RouterArgs {
     /// Longest silence inside a stream.
     pub fn stall(&self) -> Duration {
         Duration::from_secs(self.stall_s)
+    }
+
+    /// How long a prompt that was computed counts where no events tell. At most a day: nobody's cache is that patient.
+    pub fn approximate_ttl(&self) -> Duration {
+        Duration::from_secs(self.approximate_ttl_s.min(24 * 3600))
     }
 
     /// Largest request body in bytes.

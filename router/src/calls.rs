@@ -12,7 +12,7 @@ use baton_proto::frame::{self, Envelope, FrameReader};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::Ticket;
 use baton_proto::token::FleetToken;
-use baton_proto::{Error, ErrorKind, Retry, Source, Stage, TicketId, WorkerId};
+use baton_proto::{Epoch, Error, ErrorKind, Retry, Source, Stage, TicketId, WorkerId};
 use http::header::{AUTHORIZATION, CONTENT_TYPE as CONTENT_TYPE_HEADER};
 use http::{HeaderValue, Method, Request, Response};
 use http_body_util::BodyExt;
@@ -43,6 +43,15 @@ pub struct FrameStream {
     stage: Stage,
 }
 
+/// Where a watch stream ended: the next one may go on behind it.
+#[derive(Debug, Clone, Copy)]
+pub struct Resume {
+    /// The sidecar's life.
+    pub epoch: Epoch,
+    /// Last journal entry that came.
+    pub seq: u64,
+}
+
 /// A leg's answer: what the engine answered, from its sidecar.
 pub type LegAnswer = Response<Incoming>;
 
@@ -62,11 +71,18 @@ impl Calls {
         }
     }
 
-    /// Opens a watch stream.
-    pub async fn watch(&self, worker: &Worker, time: Duration) -> Result<FrameStream, Error> {
-        let request = self
-            .request(Method::GET, &worker.url(path::WATCH), Stage::Fleet)?
-            .body(empty());
+    /// Opens a watch stream: from where another one ended, if the sidecar can, or from a snapshot.
+    pub async fn watch(
+        &self,
+        worker: &Worker,
+        resume: Option<Resume>,
+        time: Duration,
+    ) -> Result<FrameStream, Error> {
+        let mut url = worker.url(path::WATCH);
+        if let Some(Resume { epoch, seq }) = resume {
+            url = format!("{url}?epoch={}&seq={seq}", epoch.0);
+        }
+        let request = self.request(Method::GET, &url, Stage::Fleet)?.body(empty());
         let response = self
             .send(built(request, Stage::Fleet)?, time, Stage::Fleet)
             .await?;
@@ -272,10 +288,26 @@ impl FrameStream {
             })
     }
 
-    /// Reads what is left, whatever it is, so that the connection can be used again: one whose answer is dropped before
-    /// its end is closed.
-    pub async fn finish(mut self) {
-        while let Some(Ok(_)) = self.body.frame().await {}
+    /// Reads what is left, so that the connection can be used again: one whose answer is dropped before its end is
+    /// closed. The last frame, if it can be read.
+    pub async fn finish<T: DeserializeOwned>(mut self) -> Option<T> {
+        let mut last = None;
+        let mut readable = true;
+        loop {
+            while readable {
+                match self.reader.next() {
+                    Ok(Some(frame)) => last = Some(frame),
+                    Ok(None) => break,
+                    Err(_) => readable = false,
+                }
+            }
+            let Some(Ok(frame)) = self.body.frame().await else {
+                return last.filter(|_| readable);
+            };
+            if readable {
+                self.reader.push(&frame.into_data().unwrap_or_default());
+            }
+        }
     }
 }
 

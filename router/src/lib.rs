@@ -2,7 +2,8 @@
 //! both by one, whichever is predicted to be faster.
 //!
 //! It consumes only the common protocol and must never match on an engine's kind or know its formats. Start reading at
-//! [`serve`] (one request from plan to answer), then [`prefill`] (a split request) and [`fleet`] (what is known of workers).
+//! [`serve`] (one request from plan to answer), then [`prefill`] (a split request), [`fleet`] (what is
+//! known of workers) and [`view`] (what is known of their KV caches).
 
 pub mod admin;
 pub mod args;
@@ -15,3 +16,4 @@ pub mod prefill;
 pub mod run;
 pub mod serve;
 pub mod state;
+pub mod view;

@@ -5,6 +5,7 @@ use baton_proto::{Error, ErrorKind};
 use prometheus_client::encoding::EncodeLabelSet;
 
 use crate::fleet::{WorkerState, WorkerView};
+use crate::view::{Proofs, Resync, TIERS};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
@@ -28,6 +29,16 @@ struct FailureLabel {
     stage: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TierLabel {
+    tier: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
 /// Everything a router counts.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -41,6 +52,12 @@ pub struct Metrics {
     pub handoff_bytes: Counter,
     workers: Family<StateLabel, Gauge>,
     first_token: Family<PlanLabel, Histogram, fn() -> Histogram>,
+    view_blocks: Family<TierLabel, Gauge>,
+    view_ranks: Family<StateLabel, Gauge>,
+    view_resyncs: Family<ReasonLabel, Counter>,
+    index_bytes: Gauge,
+    /// Predicted against reported cache hits.
+    pub proofs: Proofs,
 }
 
 impl Default for Metrics {
@@ -53,6 +70,11 @@ impl Default for Metrics {
             handoff_bytes: Counter::default(),
             workers: Family::default(),
             first_token: Family::new_with_constructor(|| Histogram::new(seconds())),
+            view_blocks: Family::default(),
+            view_ranks: Family::default(),
+            view_resyncs: Family::default(),
+            index_bytes: Gauge::default(),
+            proofs: Proofs::default(),
         }
     }
 }
@@ -96,6 +118,100 @@ impl Metrics {
             "From a request's arrival to the first token for its client, by plan",
             self.first_token.clone(),
         );
+        self.register_views(registry);
+    }
+
+    fn register_views(&self, registry: &mut Registry) {
+        let families = registry.families().sub_registry_with_prefix("router");
+        families.register(
+            "view_blocks",
+            "KV blocks that workers are known to hold, by tier, summed over all ranks",
+            self.view_blocks.clone(),
+        );
+        families.register(
+            "view_ranks",
+            "Data-parallel ranks by what is known of their KV cache: exact, uncertain, unwatched",
+            self.view_ranks.clone(),
+        );
+        families.register(
+            "view_resyncs",
+            "Views that did not fit what the sidecar said and were built anew, by reason",
+            self.view_resyncs.clone(),
+        );
+        families.register(
+            "index_bytes",
+            "Memory of the index of KV blocks",
+            self.index_bytes.clone(),
+        );
+        let proofs = [
+            (
+                "cached_tokens_compared_requests",
+                "Requests with an exact prediction whose engine reported its cached tokens",
+                &self.proofs.requests,
+            ),
+            (
+                "cached_tokens_predicted",
+                "Prompt tokens predicted to be cached, of the requests that were compared",
+                &self.proofs.predicted,
+            ),
+            (
+                "cached_tokens_reported",
+                "Prompt tokens that engines reported as cached, of the requests that were compared",
+                &self.proofs.reported,
+            ),
+            (
+                "cached_tokens_mispredicted_requests",
+                "Compared requests whose engine reported another number than was predicted",
+                &self.proofs.mispredicted,
+            ),
+        ];
+        for (name, help, counter) in proofs {
+            families.register(name, help, counter.clone());
+        }
+    }
+
+    /// A view was given up and is built anew.
+    pub fn resynchronised(&self, reason: Resync) {
+        let reason = reason.word();
+        self.view_resyncs
+            .get_or_create(&ReasonLabel { reason })
+            .inc();
+    }
+
+    /// How much is known of the workers' KV caches.
+    pub fn views(&self, workers: &[WorkerView], index_bytes: usize) {
+        let mut blocks = [0_u64; TIERS.len()];
+        let [mut exact, mut uncertain, mut unwatched] = [0_usize; 3];
+        for worker in workers {
+            let of_worker = worker.worker.view().blocks();
+            blocks
+                .iter_mut()
+                .zip(of_worker)
+                .for_each(|(sum, more)| *sum += more);
+            let known = worker.known_ranks();
+            let certain = known.iter().filter(|rank| rank.certain).count();
+            exact += certain;
+            uncertain += known.len() - certain;
+            let ranks = worker.info().map_or(0, |info| info.ranks);
+            unwatched += usize::try_from(ranks)
+                .unwrap_or(usize::MAX)
+                .saturating_sub(known.len());
+        }
+        for ((.., tier), blocks) in TIERS.iter().zip(blocks) {
+            let gauge = self.view_blocks.get_or_create(&TierLabel { tier });
+            gauge.set(i64::try_from(blocks).unwrap_or(i64::MAX));
+        }
+        let states = [
+            ("exact", exact),
+            ("uncertain", uncertain),
+            ("unwatched", unwatched),
+        ];
+        for (state, ranks) in states {
+            let gauge = self.view_ranks.get_or_create(&StateLabel { state });
+            gauge.set(i64::try_from(ranks).unwrap_or(i64::MAX));
+        }
+        self.index_bytes
+            .set(i64::try_from(index_bytes).unwrap_or(i64::MAX));
     }
 
     /// A request ended.

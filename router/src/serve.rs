@@ -20,6 +20,7 @@ use crate::prefill::bypass::Facts;
 use crate::prefill::execution::{Prefill, prefill};
 use crate::prefill::handoff;
 use crate::state::Router;
+use crate::view::{Cached, Prediction, Proof};
 
 /// Most attempts that no engine has seen.
 const MOST_UNSEEN: u32 = 8;
@@ -54,6 +55,12 @@ impl Attempt<'_> {
     pub fn time_left_ms(&self) -> u64 {
         u64::try_from(self.time_left().as_millis()).unwrap_or(u64::MAX)
     }
+
+    /// What is to be compared with what the engine of `worker` reports.
+    pub fn proof(&self, prediction: &Prediction, worker: &Worker) -> Proof {
+        let proofs = &self.router.metrics.proofs;
+        Proof::new(proofs, prediction.exact(worker.id()))
+    }
 }
 
 /// A request at its commit point.
@@ -64,6 +71,10 @@ pub struct Served {
     pub how: How,
     /// Keeps its place in the books while the answer flows.
     pub reservation: Option<Reservation>,
+    /// What the engine's answer has to be compared with. That of a split request was compared when its prefill ended.
+    pub proof: Option<Proof>,
+    /// What was predicted to be cached where the prompt was computed.
+    pub cached: Cached,
 }
 
 /// What the client gets.
@@ -156,24 +167,17 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
         if attempt.time_left().is_zero() {
             return Err(recovery.last.unwrap_or_else(too_late));
         }
-        let snapshot = attempt.router.fleet.snapshot();
-        let planned = planner::plan(
-            &snapshot,
-            attempt.facts,
-            attempt.router.args.force,
-            &recovery.lessons,
-        );
-        let plan = match planned {
-            Ok(candidate) => candidate.plan,
+        let (plan, prediction) = match planned(attempt, &recovery.lessons) {
+            Ok(planned) => planned,
             // The reason why nobody is left says more than that nobody is.
             Err(error) => return Err(recovery.last.unwrap_or(error)),
         };
         let outcome = match &plan {
-            Plan::Local { worker } => local(attempt, worker).await,
-            Plan::Split { prefill, decode } => split(attempt, prefill, decode).await,
+            Plan::Local { worker } => local(attempt, worker, &prediction).await,
+            Plan::Split { prefill, decode } => split(attempt, prefill, decode, &prediction).await,
         };
         match outcome {
-            Ok(Outcome::Served(served)) => return Ok(served),
+            Ok(Outcome::Served(served)) => return Ok(*served),
             Ok(Outcome::GenerateAt(worker)) => recovery.lessons.warm = Some(worker),
             Err(Failed { error, worker }) => {
                 attempt.router.metrics.attempt_failed(&error);
@@ -184,8 +188,18 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
     }
 }
 
+/// The cheapest plan, and what it was made by. The fleet's snapshot is not kept: an attempt may last long.
+fn planned(attempt: &Attempt<'_>, lessons: &Lessons) -> Result<(Plan, Prediction), Error> {
+    let router = attempt.router;
+    let snapshot = router.fleet.snapshot();
+    let prediction = router.predict(&snapshot, attempt.facts);
+    let force = router.args.force;
+    let candidate = planner::plan(&snapshot, attempt.facts, &prediction, force, lessons)?;
+    Ok((candidate.plan, prediction))
+}
+
 enum Outcome {
-    Served(Served),
+    Served(Box<Served>),
     /// The prompt ended by itself: the worker that computed it serves it whole.
     GenerateAt(WorkerId),
 }
@@ -246,8 +260,14 @@ fn too_late() -> Error {
     )
 }
 
-async fn local(attempt: &Attempt<'_>, worker: &Arc<Worker>) -> Result<Outcome, Failed> {
-    let reservation = Reservation::new(worker, attempt.facts.prompt_tokens);
+async fn local(
+    attempt: &Attempt<'_>,
+    worker: &Arc<Worker>,
+    prediction: &Prediction,
+) -> Result<Outcome, Failed> {
+    let tokens = planner::uncached(attempt.facts, prediction, worker.id());
+    let reservation = Reservation::new(worker, tokens, prediction);
+    let proof = attempt.proof(prediction, worker);
     let call = GenerateCall {
         request: fresh_id(),
         route: attempt.request.route(),
@@ -269,11 +289,13 @@ async fn local(attempt: &Attempt<'_>, worker: &Arc<Worker>) -> Result<Outcome, F
     match answer {
         Ok(answer) => {
             worker.served();
-            Ok(Outcome::Served(served(
-                Answer::Flowing(answer),
-                How::Local(worker.id().clone()),
-                reservation,
-            )))
+            Ok(Outcome::Served(Box::new(Served {
+                reservation: Some(computed(&answer, reservation)),
+                answer: Answer::Flowing(answer),
+                how: How::Local(worker.id().clone()),
+                proof: Some(proof),
+                cached: prediction.cached(worker.id()),
+            })))
         }
         Err(error) => Err(failed(worker, error)),
     }
@@ -283,23 +305,26 @@ async fn split(
     attempt: &Attempt<'_>,
     prefill_at: &Arc<Worker>,
     decode_at: &Arc<Worker>,
+    prediction: &Prediction,
 ) -> Result<Outcome, Failed> {
-    let held = match prefill(attempt, prefill_at, decode_at).await {
+    let held = match prefill(attempt, prefill_at, decode_at, prediction).await {
         Ok(Prefill::Ticket(held)) => held,
-        Ok(Prefill::GenerateHere(_)) => return Ok(Outcome::GenerateAt(prefill_at.id().clone())),
+        Ok(Prefill::GenerateHere) => return Ok(Outcome::GenerateAt(prefill_at.id().clone())),
         Ok(Prefill::Answer(answer)) => {
             prefill_at.served();
             let how = How::Local(prefill_at.id().clone());
-            return Ok(Outcome::Served(Served {
+            return Ok(Outcome::Served(Box::new(Served {
                 answer: Answer::Whole(answer),
                 how,
                 reservation: None,
-            }));
+                proof: None,
+                cached: prediction.cached(prefill_at.id()),
+            })));
         }
         Err(error) => return Err(failed(prefill_at, error)),
     };
     prefill_at.served();
-    match handoff::decode(attempt, held, Arc::clone(decode_at)).await {
+    match handoff::decode(attempt, held, Arc::clone(decode_at), prediction).await {
         Ok(decoded) => {
             decoded.worker.served();
             let (prefill, decode) = (prefill_at.id().clone(), decoded.worker.id().clone());
@@ -308,11 +333,13 @@ async fn split(
                 decode,
                 bytes: decoded.bytes,
             };
-            Ok(Outcome::Served(served(
-                Answer::Flowing(decoded.answer),
+            Ok(Outcome::Served(Box::new(Served {
+                reservation: Some(computed(&decoded.answer, decoded.reservation)),
+                answer: Answer::Flowing(decoded.answer),
                 how,
-                decoded.reservation,
-            )))
+                proof: None,
+                cached: prediction.cached(prefill_at.id()),
+            })))
         }
         // What the failure says of the decode worker was noted where it happened.
         Err(error) => Err(Failed {
@@ -322,13 +349,14 @@ async fn split(
     }
 }
 
-fn served(answer: Answer, how: How, mut reservation: Reservation) -> Served {
-    reservation.prefilled();
-    Served {
-        answer,
-        how,
-        reservation: Some(reservation),
+/// The prompt was computed, or the engine judged the request instead.
+fn computed(answer: &LegAnswer, mut reservation: Reservation) -> Reservation {
+    if answer.status().is_success() {
+        reservation.prefilled();
+    } else {
+        reservation.refused();
     }
+    reservation
 }
 
 /// A worker that refuses because it drains or is full has not failed; one that cannot be reached has.

@@ -7,8 +7,10 @@ use tokio::sync::Semaphore;
 
 use crate::args::RouterArgs;
 use crate::calls::Calls;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Snapshot};
 use crate::metrics::Metrics;
+use crate::prefill::bypass::Facts;
+use crate::view::{self, Prediction};
 
 /// What every request of a router shares.
 pub struct Router {
@@ -33,7 +35,7 @@ impl Router {
     pub fn new(args: RouterArgs, token: FleetToken, metrics: Metrics) -> Arc<Self> {
         let calls = Calls::new(&token);
         Arc::new(Self {
-            fleet: Fleet::new(calls.clone(), metrics.clone()),
+            fleet: Fleet::new(calls.clone(), metrics.clone(), args.approximate_ttl()),
             places: Arc::new(Semaphore::new(args.max_requests)),
             api_keys: args.api_key.iter().map(|key| Secret::new(key)).collect(),
             calls,
@@ -41,5 +43,11 @@ impl Router {
             token,
             metrics,
         })
+    }
+
+    /// How much of a request's prompt each worker has in its cache.
+    pub fn predict(&self, snapshot: &Snapshot, facts: &Facts) -> Prediction {
+        let prompt = facts.prompt.as_ref();
+        view::predict(self.fleet.index(), snapshot, facts.model.as_deref(), prompt)
     }
 }

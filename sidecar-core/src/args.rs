@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_daemon::Exit;
@@ -85,6 +86,9 @@ pub struct CoreArgs {
         default_value_t = 900
     )]
     pub boot_s: u64,
+    /// Write what the engine says of its KV cache to this file, for baton-replay. The tokens of all prompts are in it.
+    #[arg(long, value_name = "FILE", env = "BATON_RECORD")]
+    pub record: Option<PathBuf>,
     /// Configuration file and logs.
     #[command(flatten)]
     pub common: Common,

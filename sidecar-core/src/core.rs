@@ -3,12 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
+use baton_daemon::Exit;
 use baton_daemon::http::{Client, ClientLimits};
 use baton_proto::token::FleetToken;
 use baton_proto::watch::{Hello, SidecarState};
 use baton_proto::{
     Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
 };
+use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -16,6 +18,7 @@ use crate::args::CoreArgs;
 use crate::engine::{Attached, Engine, Following};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
+use crate::record::Recorder;
 use crate::relay::admission::Admission;
 use crate::relay::in_flight::InFlight;
 use crate::relay::used::UsedTickets;
@@ -69,7 +72,12 @@ pub struct Core<E> {
 
 impl<E: Engine> Core<E> {
     /// A sidecar whose engine was not seen yet.
-    pub fn new(engine: E, args: CoreArgs, token: FleetToken, metrics: Metrics) -> Arc<Self> {
+    pub fn new(
+        engine: E,
+        args: CoreArgs,
+        token: FleetToken,
+        metrics: Metrics,
+    ) -> Result<Arc<Self>, Exit> {
         let worker = args.worker_id.clone();
         let epoch = baton_daemon::fresh::epoch();
         let hello = Hello {
@@ -89,11 +97,12 @@ impl<E: Engine> Core<E> {
             connect: std::time::Duration::from_secs(2),
             idle: std::time::Duration::from_secs(3),
         };
-        Arc::new(Self {
+        let recorder = args.record.as_deref().map(Recorder::open).transpose()?;
+        Ok(Arc::new(Self {
             client: Client::new(limits),
             ledger: Ledger::new(token.clone(), metrics.tickets.clone()),
             used: UsedTickets::default(),
-            view: KvView::new(metrics.view.clone()),
+            view: KvView::new(metrics.view.clone(), recorder),
             admission: Admission::new(args.max_concurrency, args.max_queue, metrics.queued.clone()),
             in_flight: InFlight::default(),
             draining: CancellationToken::new(),
@@ -109,7 +118,7 @@ impl<E: Engine> Core<E> {
             token,
             args,
             metrics,
-        })
+        }))
     }
 
     /// The engine, if work may be given to it now.
@@ -169,6 +178,10 @@ impl<E: Engine> Core<E> {
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
         if followed.life.as_ref() == Some(&attached.incarnation) {
             return;
+        }
+        if let Some(recorder) = self.view.recorder() {
+            let Attached { incarnation, info } = attached;
+            recorder.attached(json!({"incarnation": incarnation, "info": info}));
         }
         let feed = self.view.begin(&attached.info);
         *followed = Followed {

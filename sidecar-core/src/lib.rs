@@ -15,6 +15,7 @@ pub mod ledger;
 pub mod membership;
 pub mod metrics;
 pub mod mirror;
+pub mod record;
 pub mod relay;
 pub mod run;
 pub mod server;

@@ -30,7 +30,7 @@ pub async fn run<E: Engine>(
     let metrics = Metrics::default();
     let mut registry = Registry::default();
     metrics.register(&mut registry);
-    let core = Core::new(engine, args, token, metrics);
+    let core = Core::new(engine, args, token, metrics)?;
     let listener = bind(core.args.listen).await?;
     let mut launched = launch.map(|launch| launch.start()).transpose()?;
     let boots = launched.is_some();

@@ -158,7 +158,7 @@ impl Input {
 fn kind_of_line(object: &Value) -> Option<Kind> {
     let has = |key| object.get(key).is_some();
     let exchange = has("path") && (has("answer") || has("stream") || has("engine_status"));
-    if has("frames_hex") {
+    if has("frames_hex") || has("attached") {
         Some(Kind::KvEvents)
     } else if exchange || (has("request") && has("response")) {
         Some(Kind::Http)

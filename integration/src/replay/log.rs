@@ -4,6 +4,7 @@ use std::io::Write;
 
 use baton_sidecar_vllm::events::message::Message;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::feed::Feed;
 use super::input::Input;
@@ -13,7 +14,11 @@ use super::{Args, Damaged, Failure};
 /// A line of a log. Whatever else is in it, what a recorder decoded above all, is not looked at.
 #[derive(Deserialize)]
 struct Recorded {
-    frames_hex: Vec<String>,
+    frames_hex: Option<Vec<String>>,
+    /// A sidecar's recording also says what befell the stream; its messages show that by themselves.
+    event: Option<String>,
+    /// And what the engine is.
+    attached: Option<Value>,
     /// What the recorder took for the sequence number.
     seq: Option<u64>,
 }
@@ -26,7 +31,8 @@ pub(super) fn read<W: Write>(
     let mut feed = Feed::new(args);
     while let Some(line) = input.next_line()? {
         let told = match frames_of(&line.text) {
-            Ok((frames, seq)) => message(&mut feed, &frames, seq),
+            Ok(Some((frames, seq))) => message(&mut feed, &frames, seq),
+            Ok(None) => Ok(()),
             Err(what) => Err(what),
         };
         if let Err(what) = told {
@@ -36,10 +42,17 @@ pub(super) fn read<W: Write>(
     Ok(feed.finish())
 }
 
-fn frames_of(line: &[u8]) -> Result<(Vec<Vec<u8>>, Option<u64>), String> {
+/// The frames of a line, and what was taken for their number; nothing for a line that tells of something else.
+type Frames = Option<(Vec<Vec<u8>>, Option<u64>)>;
+
+fn frames_of(line: &[u8]) -> Result<Frames, String> {
     let recorded: Recorded =
         serde_json::from_slice(line).map_err(|error| format!("no line of KV events: {error}"))?;
-    Ok((unhex_all(&recorded.frames_hex)?, recorded.seq))
+    match recorded.frames_hex {
+        Some(frames) => Ok(Some((unhex_all(&frames)?, recorded.seq))),
+        None if recorded.event.is_some() || recorded.attached.is_some() => Ok(None),
+        None => Err("no line of KV events: it has no frames_hex".to_owned()),
+    }
 }
 
 fn message(feed: &mut Feed, frames: &[Vec<u8>], seq: Option<u64>) -> Result<(), String> {

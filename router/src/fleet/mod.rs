@@ -6,6 +6,8 @@
 mod quarantine;
 mod reservation;
 mod session;
+#[cfg(test)]
+pub(crate) mod testing;
 mod worker;
 
 pub use reservation::Reservation;
@@ -17,6 +19,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use baton_daemon::http::base_url;
+use baton_index::Index;
 use baton_proto::watch::{Registered, Registration};
 use baton_proto::{
     Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
@@ -81,18 +84,23 @@ pub struct Fleet {
     broken_pairs: Mutex<HashSet<(Incarnation, Incarnation)>>,
     quarantines: Quarantines,
     snapshot: ArcSwap<Snapshot>,
+    index: Arc<Index>,
+    /// How long a worker without exact events is believed to hold what it computed.
+    approximate_ttl: Duration,
     calls: Calls,
     metrics: Metrics,
 }
 
 impl Fleet {
-    /// A fleet without workers.
-    pub fn new(calls: Calls, metrics: Metrics) -> Arc<Self> {
+    /// A fleet without workers. One whose events do not tell is believed to hold what it computed for `approximate_ttl`.
+    pub fn new(calls: Calls, metrics: Metrics, approximate_ttl: Duration) -> Arc<Self> {
         Arc::new(Self {
             members: Mutex::default(),
             broken_pairs: Mutex::default(),
             quarantines: Quarantines::default(),
             snapshot: ArcSwap::default(),
+            index: Arc::default(),
+            approximate_ttl,
             calls,
             metrics,
         })
@@ -101,6 +109,11 @@ impl Fleet {
     /// All workers, at this moment.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.load_full()
+    }
+
+    /// Which worker holds which KV blocks.
+    pub fn index(&self) -> &Arc<Index> {
+        &self.index
     }
 
     /// A sidecar says that it is there, or goodbye.
@@ -153,7 +166,12 @@ impl Fleet {
 
     fn welcome(self: &Arc<Self>, registration: &Registration, address: Uri) -> Member {
         tracing::info!(worker = %registration.worker, %address, "worker joined");
-        let worker = Arc::new(Worker::new(registration.worker.clone(), address));
+        let worker = Arc::new(Worker::new(
+            registration.worker.clone(),
+            address,
+            Arc::clone(&self.index),
+            self.approximate_ttl,
+        ));
         let stop = CancellationToken::new();
         let session =
             session::Session::new(Arc::clone(self), Arc::clone(&worker), registration.epoch);
@@ -182,7 +200,7 @@ impl Fleet {
         self.quarantines.impose(worker, &self.calls).await
     }
 
-    /// Forgets workers whose registration lapsed. To be called about once a second.
+    /// Forgets workers whose registration lapsed and what else is over, and shows how much is known. To be called about once a second.
     pub fn sweep(&self) {
         let now = Instant::now();
         let mut members = self.lock();
@@ -199,6 +217,12 @@ impl Fleet {
         if changed {
             self.refresh();
         }
+        let snapshot = self.snapshot();
+        for worker in &snapshot.workers {
+            worker.worker.expected().sweep();
+        }
+        self.metrics
+            .views(&snapshot.workers, self.index.memory_bytes());
     }
 
     /// Makes a new snapshot. Called whenever something that plans depend on has changed.

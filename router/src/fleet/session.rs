@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::watch::{Hello, WatchFrame};
+use baton_proto::worker::WorkerInfo;
 use baton_proto::{Epoch, Error, ErrorKind, PROTOCOL_VERSION, Source, Stage};
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
 
 use super::Fleet;
 use super::worker::{Told, Worker, WorkerState};
-use crate::calls::Calls;
+use crate::calls::{Calls, Resume};
+use crate::view::{Bounds, KnownRank, KvView, Resync};
 
 /// Longest silence of a watch stream: three heartbeats.
 const SILENCE: Duration = Duration::from_secs(6);
@@ -35,56 +37,101 @@ impl Session {
 
     /// Watches until told to stop. While nothing is heard the worker is suspect.
     pub(super) async fn run(self, calls: Calls, stop: CancellationToken) {
-        let mut failures = 0;
+        let mut failures = Failures::default();
         loop {
             let ended = tokio::select! {
                 () = stop.cancelled() => return,
                 ended = self.watch(&calls, &mut failures) => ended,
             };
-            tracing::warn!(worker = %self.worker.id(), error = %ended, "watch stream ended");
-            self.change(|told| told.state = WorkerState::Suspect);
-            failures += 1;
-            let longest = (0.1 * 2f64.powi(failures.min(10))).min(BACK_OFF);
-            let pause = Duration::from_secs_f64(rand::rng().random_range(0.05..=longest));
+            match ended {
+                Ended::Broken(error) => {
+                    tracing::warn!(worker = %self.worker.id(), %error, "watch stream ended");
+                    failures.silent += 1;
+                    let ranks = self.view(KvView::lost);
+                    self.change(|told| {
+                        told.state = WorkerState::Suspect;
+                        told.ranks = ranks;
+                    });
+                }
+                Ended::Unfit(reason) => {
+                    tracing::warn!(worker = %self.worker.id(), %reason, "view is built anew");
+                    failures.unfit += 1;
+                    self.fleet.metrics.resynchronised(reason);
+                    let ranks = self.view(KvView::give_up);
+                    self.change(|told| told.ranks = ranks);
+                }
+            }
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(failures.pause()) => {}
             }
         }
     }
 
     /// Reads one watch stream to its end, which is always an error.
-    async fn watch(&self, calls: &Calls, failures: &mut i32) -> Error {
-        let mut stream = match calls.watch(&self.worker, SILENCE).await {
+    async fn watch(&self, calls: &Calls, failures: &mut Failures) -> Ended {
+        let resume = self.worker.view().resume_after().map(|seq| Resume {
+            epoch: self.epoch,
+            seq,
+        });
+        let mut stream = match calls.watch(&self.worker, resume, SILENCE).await {
             Ok(stream) => stream,
-            Err(error) => return error,
+            Err(error) => return Ended::Broken(error),
         };
         loop {
             match stream.next::<WatchFrame>(SILENCE).await {
                 Ok(Some(frame)) => {
-                    *failures = 0;
-                    if let Err(error) = self.take(frame, calls).await {
-                        return error;
+                    failures.silent = 0;
+                    if let Err(ended) = self.take(frame, calls, failures).await {
+                        return ended;
                     }
                 }
-                Ok(None) => return strange("the sidecar closed the stream"),
-                Err(error) => return error,
+                Ok(None) => return Ended::Broken(strange("the sidecar closed the stream")),
+                Err(error) => return Ended::Broken(error),
             }
         }
     }
 
-    async fn take(&self, frame: WatchFrame, calls: &Calls) -> Result<(), Error> {
+    async fn take(
+        &self,
+        frame: WatchFrame,
+        calls: &Calls,
+        failures: &mut Failures,
+    ) -> Result<(), Ended> {
         match frame {
-            WatchFrame::Hello(hello) => self.hello(hello, calls).await?,
+            WatchFrame::Hello(hello) => self.hello(hello, calls).await.map_err(Ended::Broken)?,
             WatchFrame::State { state } => self.change(|told| told.state = state.into()),
             WatchFrame::Load(load) => self.change(|told| told.load = load),
-            // The view of KV blocks is not built yet; heartbeats have done their work by arriving.
             WatchFrame::Snapshot { .. }
             | WatchFrame::Event { .. }
-            | WatchFrame::Heartbeat { .. }
-            | WatchFrame::Unknown => {}
+            | WatchFrame::Heartbeat { .. } => self.apply(frame, failures).map_err(Ended::Unfit)?,
+            WatchFrame::Unknown => {}
         }
         Ok(())
+    }
+
+    fn apply(&self, frame: WatchFrame, failures: &mut Failures) -> Result<(), Resync> {
+        let proves = matches!(frame, WatchFrame::Heartbeat { .. });
+        let changed = self.worker.view().take(frame)?;
+        if proves {
+            failures.unfit = 0;
+        }
+        if changed {
+            let ranks = self.worker.view().known();
+            let was_exact = self.worker.is_exactly_known();
+            self.change(|told| told.ranks = ranks);
+            if !was_exact && self.worker.is_exactly_known() {
+                self.worker.expected().forget_approximate();
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the view, and says what is known then.
+    fn view(&self, change: impl FnOnce(&mut KvView)) -> Arc<[KnownRank]> {
+        let mut view = self.worker.view();
+        change(&mut view);
+        view.known()
     }
 
     async fn hello(&self, hello: Hello, calls: &Calls) -> Result<(), Error> {
@@ -96,6 +143,13 @@ impl Session {
         }
         if hello.worker != *self.worker.id() || hello.epoch != self.epoch {
             return Err(strange("another sidecar answers at this address"));
+        }
+        if self.worker.incarnation() != hello.incarnation {
+            self.worker.expected().forget();
+        }
+        if let Some(info) = &hello.info {
+            self.worker.view().bound(Bounds::of(info));
+            self.worker.expected().bound(capacity(info));
         }
         if let Some(life) = &hello.incarnation {
             // Before its state is read, and with it the first request can come.
@@ -116,6 +170,49 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Requests may keep the worker for long; what it holds is of no use to anybody any more.
+        self.worker.leave();
+    }
+}
+
+/// Why a watch stream ended.
+enum Ended {
+    /// It broke off.
+    Broken(Error),
+    /// What it said does not fit what it had said.
+    Unfit(Resync),
+}
+
+/// What went wrong in a row.
+#[derive(Default)]
+struct Failures {
+    /// Streams that brought nothing.
+    silent: i32,
+    /// Views that were given up, since the last one that was proven.
+    unfit: i32,
+}
+
+impl Failures {
+    /// How long to wait before the next attempt: longer each time, never the same for two routers.
+    fn pause(&self) -> Duration {
+        let failures = self.silent.max(self.unfit).min(10);
+        let longest = (0.1 * 2f64.powi(failures)).min(BACK_OFF);
+        Duration::from_secs_f64(rand::rng().random_range(0.05..=longest))
+    }
+}
+
+/// Blocks that fit into all tiers of all ranks, as far as that is told.
+fn capacity(info: &WorkerInfo) -> Option<u64> {
+    let of_rank = info.capacity.iter().map(|tier| tier.blocks);
+    let sum = of_rank.fold(0, u64::saturating_add);
+    (sum > 0).then(|| sum.saturating_mul(info.ranks.into()))
+}
+
 fn strange(why: &str) -> Error {
     Error::new(ErrorKind::Protocol, Source::Sidecar, Stage::Fleet, why)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use baton_index::Index;
 use baton_proto::compat::Compatibility;
 use baton_proto::load::LoadReport;
 use baton_proto::watch::{Hello, SidecarState};
@@ -14,6 +15,8 @@ use baton_proto::{Incarnation, WorkerId};
 use http::Uri;
 use serde::Serialize;
 use tokio::time::Instant;
+
+use crate::view::{Expected, KnownRank, KvView};
 
 /// How long a worker that failed is avoided, at first and at most.
 const AVOIDED: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
@@ -66,6 +69,20 @@ pub(super) struct Told {
     pub(super) state: WorkerState,
     pub(super) hello: Option<Hello>,
     pub(super) load: LoadReport,
+    pub(super) ranks: Arc<[KnownRank]>,
+}
+
+impl Told {
+    fn info(&self) -> Option<&WorkerInfo> {
+        self.hello.as_ref()?.info.as_deref()
+    }
+
+    /// The index says of each of its ranks what that holds.
+    fn is_exactly_known(&self) -> bool {
+        let ranks = self.info().map_or(1, |info| info.ranks.max(1));
+        let all = u32::try_from(self.ranks.len()).is_ok_and(|known| known >= ranks);
+        all && self.ranks.iter().all(|rank| rank.certain)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -81,16 +98,24 @@ pub struct Worker {
     told: ArcSwap<Told>,
     breaker: Mutex<Breaker>,
     quarantine_told: AtomicU64,
+    view: Mutex<KvView>,
+    expected: Arc<Expected>,
     pub(super) reserved_tokens: AtomicU64,
     pub(super) reserved_requests: AtomicU32,
 }
 
 impl Worker {
-    pub(super) fn new(id: WorkerId, address: Uri) -> Self {
+    pub(super) fn new(
+        id: WorkerId,
+        address: Uri,
+        index: Arc<Index>,
+        approximate_ttl: Duration,
+    ) -> Self {
         let told = Told {
             state: WorkerState::Joining,
             hello: None,
             load: LoadReport::default(),
+            ranks: Arc::default(),
         };
         Self {
             id,
@@ -98,6 +123,8 @@ impl Worker {
             told: ArcSwap::from_pointee(told),
             breaker: Mutex::default(),
             quarantine_told: AtomicU64::new(0),
+            view: Mutex::new(KvView::new(index)),
+            expected: Expected::new(approximate_ttl),
             reserved_tokens: AtomicU64::new(0),
             reserved_requests: AtomicU32::new(0),
         }
@@ -135,8 +162,37 @@ impl Worker {
         self.quarantine_told.load(Ordering::Relaxed)
     }
 
-    pub(super) fn tell_quarantine(&self, number: u64) {
+    pub(crate) fn tell_quarantine(&self, number: u64) {
         self.quarantine_told.fetch_max(number, Ordering::Relaxed);
+    }
+
+    /// Its sidecar puts a salt of its own into each request: what it holds is of no use, and what it stores has names that
+    /// nobody here can tell.
+    pub fn is_quarantined(&self) -> bool {
+        self.quarantine_told() > 0
+    }
+
+    /// What its KV cache holds, by its watch stream.
+    pub fn view(&self) -> MutexGuard<'_, KvView> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It left: its places in the index are given back, though requests may keep the worker itself for long.
+    pub(super) fn leave(&self) {
+        self.view().leave();
+        let mut told = self.told().as_ref().clone();
+        told.ranks = Arc::default();
+        self.tell(told);
+    }
+
+    /// What it should hold though no event says so.
+    pub fn expected(&self) -> &Arc<Expected> {
+        &self.expected
+    }
+
+    /// The index says of each of its ranks what that holds.
+    pub fn is_exactly_known(&self) -> bool {
+        self.told().is_exactly_known()
     }
 
     /// Requests and prompt tokens that this router has given it and not yet seen finished.
@@ -204,7 +260,17 @@ impl WorkerView {
 
     /// What it is, once its engine was seen.
     pub fn info(&self) -> Option<&WorkerInfo> {
-        self.told.hello.as_ref()?.info.as_deref()
+        self.told.info()
+    }
+
+    /// Ranks whose blocks are in the index.
+    pub fn known_ranks(&self) -> &[KnownRank] {
+        &self.told.ranks
+    }
+
+    /// The index says of each of its ranks what that holds.
+    pub fn is_exactly_known(&self) -> bool {
+        self.told.is_exactly_known()
     }
 
     /// Which life of its engine.

@@ -22,6 +22,7 @@ use crate::fleet::Reservation;
 use crate::metrics::Metrics;
 use crate::serve::{Answer, How, Served};
 use crate::state::Router;
+use crate::view::Proof;
 
 /// How the request was served, for a client that asked.
 const PLAN: HeaderName = HeaderName::from_static("baton-plan");
@@ -81,12 +82,17 @@ pub(super) async fn answer(
                     reader: EventReader::new(body),
                     over: false,
                     end,
+                    proof: served.proof,
                     _reservation: served.reservation,
                     _guard: guard,
                 };
                 Response::new(flow.into_body(router.args.stall()))
             } else {
-                Response::new(full(whole(body, time, &mut end).await?))
+                let answer = whole(body, time, &mut end).await?;
+                if let Some(mut proof) = served.proof {
+                    proof.look_into_answer(&answer);
+                }
+                Response::new(full(answer))
             };
             *response.status_mut() = head.status;
             if streamed {
@@ -98,7 +104,7 @@ pub(super) async fn answer(
             response
         }
     };
-    if explain && let Ok(value) = HeaderValue::try_from(how.to_string()) {
+    if explain && let Ok(value) = HeaderValue::try_from(format!("{how}{}", served.cached)) {
         response.headers_mut().insert(PLAN, value);
     }
     Ok(response)
@@ -159,6 +165,7 @@ struct Flow {
     reader: EventReader,
     over: bool,
     end: End,
+    proof: Option<Proof>,
     _reservation: Option<Reservation>,
     _guard: Guard,
 }
@@ -178,6 +185,9 @@ impl Flow {
         }
         match self.reader.next(patience).await {
             Ok(Some(events)) => {
+                if let Some(proof) = &mut self.proof {
+                    proof.look_into_events(&events);
+                }
                 if tells_failure(&events) {
                     self.end.tell(Some(ErrorKind::EngineFailed));
                 }

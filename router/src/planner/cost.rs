@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::fleet::WorkerView;
 use crate::prefill::bypass::Facts;
+use crate::view::{Cached, Prediction};
 
 /// Prompt tokens a worker computes in a second.
 const PREFILL_TOKENS_PER_S: f64 = 10_000.0;
@@ -25,6 +26,9 @@ const STEP_PER_SEQUENCE_S: f64 = 0.000_2;
 
 /// Share of a local prefill that each running sequence of the same worker loses: tokens of others are held up meanwhile.
 const INTERFERENCE: f64 = 0.1;
+
+/// What a token is worth that is likely to be cached and not known to be.
+const LIKELY: f64 = 0.5;
 
 /// Predicted seconds, by part.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -58,8 +62,8 @@ impl Cost {
 }
 
 /// One worker does it all.
-pub(super) fn local(worker: &WorkerView, facts: &Facts) -> Cost {
-    let prefill = seconds_of(facts.prompt_tokens);
+pub(super) fn local(worker: &WorkerView, facts: &Facts, prediction: &Prediction) -> Cost {
+    let prefill = seconds_of(uncached(facts, prediction.cached(worker.id())));
     let sequences = sequences(worker);
     Cost {
         waiting: waiting(worker),
@@ -70,15 +74,34 @@ pub(super) fn local(worker: &WorkerView, facts: &Facts) -> Cost {
 }
 
 /// Prefill here, decode there.
-pub(super) fn split(prefill: &WorkerView, decode: &WorkerView, facts: &Facts) -> Cost {
+pub(super) fn split(
+    prefill: &WorkerView,
+    decode: &WorkerView,
+    facts: &Facts,
+    prediction: &Prediction,
+) -> Cost {
+    let computed = uncached(facts, prediction.cached(prefill.id()));
+    let moved = uncached(facts, prediction.cached(decode.id()));
     let told = prefill.info().and_then(|info| info.kv_bytes_per_token);
     let bytes_per_token = told.map_or(BYTES_PER_TOKEN, to_f64);
     Cost {
         waiting: waiting(prefill) + waiting(decode),
-        prefill: seconds_of(facts.prompt_tokens),
-        transfer: to_f64(facts.prompt_tokens) * bytes_per_token / BANDWIDTH + HANDOFF_S,
+        prefill: seconds_of(computed),
+        transfer: to_f64(moved) * bytes_per_token / BANDWIDTH + HANDOFF_S,
         decode: sequences(decode) * STEP_PER_SEQUENCE_S,
     }
+}
+
+/// Prompt tokens that are not in a cache, as far as can be told.
+pub(super) fn uncached(facts: &Facts, cached: Cached) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "half of a token count is a token count"
+    )]
+    let likely = (to_f64(cached.likely) * LIKELY) as u64;
+    let saved = cached.known.saturating_add(likely);
+    facts.prompt_tokens.saturating_sub(saved)
 }
 
 fn seconds_of(tokens: u64) -> f64 {
@@ -109,3 +132,6 @@ fn sequences(worker: &WorkerView) -> f64 {
 fn to_f64(count: u64) -> f64 {
     count as f64
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::args::Force;
 use crate::fleet::{Snapshot, Worker, WorkerState, WorkerView};
 use crate::prefill::bypass::Facts;
+use crate::view::Prediction;
 
 pub use cost::Cost;
 
@@ -50,6 +51,17 @@ impl Plan {
             Self::Local { worker } => json!({"plan": "local", "worker": worker.id()}),
             Self::Split { prefill, decode } => {
                 json!({"plan": "split", "prefill": prefill.id(), "decode": decode.id()})
+            }
+        }
+    }
+
+    /// What is predicted to be cached where.
+    fn cached(&self, prediction: &Prediction) -> Value {
+        let shown = |worker: &Worker| prediction.cached(worker.id()).shown();
+        match self {
+            Self::Local { worker } => json!({"worker": shown(worker)}),
+            Self::Split { prefill, decode } => {
+                json!({"prefill": shown(prefill), "decode": shown(decode)})
             }
         }
     }
@@ -93,10 +105,11 @@ pub struct Lessons {
 pub fn plan(
     snapshot: &Snapshot,
     facts: &Facts,
+    prediction: &Prediction,
     force: Force,
     lessons: &Lessons,
 ) -> Result<Candidate, Error> {
-    let candidates = candidates(snapshot, facts, force, lessons);
+    let candidates = candidates(snapshot, facts, prediction, force, lessons);
     // Workers that failed this request, or failed others lately, are used only if there is nobody else.
     let failed = |candidate: &Candidate| lessons.failed.iter().any(|id| candidate.plan.uses(id));
     let fresh = |candidate: &&Candidate| !failed(candidate) && !candidate.plan.avoided();
@@ -116,6 +129,7 @@ pub fn plan(
 pub fn candidates(
     snapshot: &Snapshot,
     facts: &Facts,
+    prediction: &Prediction,
     force: Force,
     lessons: &Lessons,
 ) -> Vec<Candidate> {
@@ -129,13 +143,13 @@ pub fn candidates(
         .as_ref()
         .and_then(|id| ready.iter().find(|worker| worker.id() == id))
     {
-        return vec![local(warm, facts)];
+        return vec![local(warm, facts, prediction)];
     }
     let splits = facts.local.is_none() && force != Force::Local && !lessons.local_only;
     let mut candidates = Vec::new();
     if splits {
-        candidates
-            .extend(pairs(snapshot, &ready).map(|(prefill, decode)| split(prefill, decode, facts)));
+        let pairs = pairs(snapshot, &ready);
+        candidates.extend(pairs.map(|(prefill, decode)| split(prefill, decode, facts, prediction)));
     }
     // A request whose split failed must not fail for want of another pair.
     let may_fall_back = candidates.is_empty() && !lessons.failed.is_empty();
@@ -148,7 +162,7 @@ pub fn candidates(
     let locals = ready
         .iter()
         .filter(|worker| !(others_exist && set_apart(worker)));
-    candidates.extend(locals.map(|worker| local(worker, facts)));
+    candidates.extend(locals.map(|worker| local(worker, facts, prediction)));
     candidates
 }
 
@@ -156,6 +170,7 @@ pub fn candidates(
 pub fn another_decode(
     snapshot: &Snapshot,
     facts: &Facts,
+    prediction: &Prediction,
     prefill: &WorkerId,
     tried: &[WorkerId],
 ) -> Option<Arc<Worker>> {
@@ -174,7 +189,7 @@ pub fn another_decode(
         .workers
         .iter()
         .filter(able)
-        .map(|decode| split(holder, decode, facts))
+        .map(|decode| split(holder, decode, facts, prediction))
         .collect();
     match cheapest(&candidates.iter().collect::<Vec<_>>())?.plan {
         Plan::Split { decode, .. } => Some(decode),
@@ -208,22 +223,27 @@ pub fn pairs<'a>(
         })
 }
 
-fn local(worker: &WorkerView, facts: &Facts) -> Candidate {
+fn local(worker: &WorkerView, facts: &Facts, prediction: &Prediction) -> Candidate {
     Candidate {
-        cost: cost::local(worker, facts),
+        cost: cost::local(worker, facts, prediction),
         plan: Plan::Local {
             worker: Arc::clone(&worker.worker),
         },
     }
 }
 
-fn split(prefill: &WorkerView, decode: &WorkerView, facts: &Facts) -> Candidate {
+fn split(
+    prefill: &WorkerView,
+    decode: &WorkerView,
+    facts: &Facts,
+    prediction: &Prediction,
+) -> Candidate {
     let plan = Plan::Split {
         prefill: Arc::clone(&prefill.worker),
         decode: Arc::clone(&decode.worker),
     };
     Candidate {
-        cost: cost::split(prefill, decode, facts),
+        cost: cost::split(prefill, decode, facts, prediction),
         plan,
     }
 }
@@ -274,14 +294,15 @@ fn nobody(snapshot: &Snapshot, facts: &Facts, force: Force) -> Error {
 }
 
 /// A dry run: all candidates with their costs, the cheapest first. Nothing is reserved.
-pub fn explain(snapshot: &Snapshot, facts: &Facts, force: Force) -> Value {
+pub fn explain(snapshot: &Snapshot, facts: &Facts, prediction: &Prediction, force: Force) -> Value {
     let lessons = Lessons::default();
-    let chosen = plan(snapshot, facts, force, &lessons);
-    let mut all = candidates(snapshot, facts, force, &lessons);
+    let chosen = plan(snapshot, facts, prediction, force, &lessons);
+    let mut all = candidates(snapshot, facts, prediction, force, &lessons);
     all.sort_by(|one, other| one.cost.total().total_cmp(&other.cost.total()));
     let shown = |candidate: &Candidate| {
         let mut value = candidate.plan.shown();
         value["seconds"] = candidate.cost.shown();
+        value["cached"] = candidate.plan.cached(prediction);
         value
     };
     json!({
@@ -290,6 +311,11 @@ pub fn explain(snapshot: &Snapshot, facts: &Facts, force: Force) -> Value {
         "refused": chosen.err().map(|error| error.message),
         "candidates": all.iter().map(shown).collect::<Vec<_>>(),
     })
+}
+
+/// Prompt tokens that a worker would have to compute.
+pub fn uncached(facts: &Facts, prediction: &Prediction, worker: &WorkerId) -> u64 {
+    cost::uncached(facts, prediction.cached(worker))
 }
 
 /// A pause that grows with each attempt, never the same for two requests.

@@ -10,6 +10,8 @@ use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use serde_json::Value;
 
+use crate::view::{Prompt, counted_token_ids};
+
 /// What a plan needs to know of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
@@ -19,6 +21,8 @@ pub struct Facts {
     pub local: Option<&'static str>,
     /// Its prompt's length in tokens, as well as it can be told without a tokenizer.
     pub prompt_tokens: u64,
+    /// Its prompt in tokens, if that is known.
+    pub prompt: Option<Prompt>,
 }
 
 /// Bytes of JSON per token of text, roughly, for English.
@@ -27,22 +31,18 @@ const BYTES_PER_TOKEN: u64 = 4;
 /// Reads the facts of a request.
 pub fn facts(request: &ClientRequest) -> Facts {
     let object = request.object();
-    let by_bytes = request.body().len() as u64 / BYTES_PER_TOKEN;
-    let prompt_tokens = token_ids(&object).unwrap_or(by_bytes).max(1);
+    let prompt = Prompt::given(request);
+    let known = prompt.as_ref().map(Prompt::tokens);
+    let by_bytes = || request.body().len() as u64 / BYTES_PER_TOKEN;
+    let prompt_tokens = known
+        .or_else(|| counted_token_ids(&object))
+        .unwrap_or_else(by_bytes);
     Facts {
         model: object.get_as("model"),
         local: local_reason(request.route(), &object),
-        prompt_tokens,
+        prompt_tokens: prompt_tokens.max(1),
+        prompt,
     }
-}
-
-/// Length of a prompt that is given as token ids.
-fn token_ids(object: &RawObject<'_>) -> Option<u64> {
-    let raw = object.get_set("prompt")?;
-    let first = raw.strip_prefix('[')?.trim_start().bytes().next()?;
-    first
-        .is_ascii_digit()
-        .then(|| raw.bytes().filter(|byte| *byte == b',').count() as u64 + 1)
 }
 
 fn local_reason(route: Route, object: &RawObject<'_>) -> Option<&'static str> {
@@ -135,6 +135,7 @@ pub fn shown(facts: &Facts) -> Value {
     serde_json::json!({
         "model": facts.model,
         "prompt_tokens_estimated": facts.prompt_tokens,
+        "prompt_tokens_known": facts.prompt.is_some(),
         "local_because": facts.local,
     })
 }

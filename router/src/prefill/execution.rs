@@ -10,14 +10,16 @@ use tokio::time::Instant;
 use super::machine::{Decision, Machine};
 use crate::calls::{FrameStream, ReleaseOnDrop};
 use crate::fleet::{Reservation, Worker};
+use crate::planner;
 use crate::serve::{Attempt, fresh_id};
+use crate::view::{Prediction, Proof};
 
 /// What a prefill leg came to.
 pub enum Prefill {
     /// A handoff.
     Ticket(Box<Held>),
     /// The prompt ended by itself.
-    GenerateHere(PrefillUsage),
+    GenerateHere,
     /// The engine judged the request: the client is to have its answer.
     Answer(EngineAnswer),
 }
@@ -36,6 +38,8 @@ pub struct Held {
     pub reservation: Reservation,
     /// What the prefill's sidecar still says; nothing waits for it.
     pub rest: Option<FrameStream>,
+    /// What the engine's report of its cache has to be compared with.
+    pub proof: Proof,
 }
 
 impl Held {
@@ -51,9 +55,12 @@ pub async fn prefill(
     attempt: &Attempt<'_>,
     prefill: &Arc<Worker>,
     decode: &Worker,
+    prediction: &Prediction,
 ) -> Result<Prefill, Error> {
     let router = attempt.router;
-    let mut reservation = Reservation::new(prefill, attempt.facts.prompt_tokens);
+    let tokens = planner::uncached(attempt.facts, prediction, prefill.id());
+    let mut reservation = Reservation::new(prefill, tokens, prediction);
+    let mut proof = attempt.proof(prediction, prefill);
     let ticket = fresh_id();
     let release = ReleaseOnDrop::new(&router.calls, prefill, &ticket);
     let call = PrefillCall {
@@ -87,13 +94,18 @@ pub async fn prefill(
                 release,
                 reservation,
                 rest: Some(rest),
+                proof,
             };
             Ok(Prefill::Ticket(Box::new(held)))
         }
         Ok(Followed::GenerateHere(usage)) => {
             // The sidecar has booked what the engine still holds.
             release.disarm();
-            Ok(Prefill::GenerateHere(usage))
+            reservation.prefilled();
+            if let Some(cached) = usage.cached_tokens {
+                proof.reported(cached.into());
+            }
+            Ok(Prefill::GenerateHere)
         }
         Ok(Followed::Answer(answer)) => {
             release.disarm();

@@ -7,7 +7,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use baton_proto::call::{DecodeCall, path};
+use baton_proto::call::{DecodeCall, PrefillFrame, PrefillUsage, path};
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 use futures_util::future::{Either, select};
 
@@ -16,6 +16,7 @@ use crate::calls::{FrameStream, LegAnswer};
 use crate::fleet::{Reservation, Worker};
 use crate::planner;
 use crate::serve::{Attempt, fresh_id};
+use crate::view::Prediction;
 
 /// Decode workers that one ticket may be claimed for, the first included.
 const MOST_CLAIMS: usize = 3;
@@ -37,13 +38,18 @@ pub async fn decode(
     attempt: &Attempt<'_>,
     mut held: Box<Held>,
     decode: Arc<Worker>,
+    prediction: &Prediction,
 ) -> Result<Decoded, Error> {
     let mut decode = decode;
     let mut tried = vec![decode.id().clone()];
     loop {
-        let reservation = Reservation::new(&decode, 0);
+        let reservation = Reservation::new(&decode, 0, prediction);
         let rest = held.rest.take();
-        let error = match beside(ask(attempt, &held, &decode), rest).await {
+        let (answer, usage) = beside(ask(attempt, &held, &decode), rest).await;
+        if let Some(cached) = usage.and_then(|usage| usage.cached_tokens) {
+            held.proof.reported(cached.into());
+        }
+        let error = match answer {
             Ok(answer) => return commit(attempt, *held, answer, decode, reservation).await,
             Err(error) => error,
         };
@@ -54,9 +60,13 @@ pub async fn decode(
         // The engine has not seen the ticket: another decode worker may have it.
         note_failure(attempt, &held, &decode, &error);
         let snapshot = attempt.router.fleet.snapshot();
-        let Some(other) =
-            planner::another_decode(&snapshot, attempt.facts, held.worker.id(), &tried)
-        else {
+        let Some(other) = planner::another_decode(
+            &snapshot,
+            attempt.facts,
+            prediction,
+            held.worker.id(),
+            &tried,
+        ) else {
             return give_up(attempt, *held, &decode, error).await;
         };
         match attempt
@@ -76,14 +86,20 @@ pub async fn decode(
     }
 }
 
-/// Waits for `asked`, and takes what is left of the prefill's frames meanwhile.
-async fn beside<T>(asked: impl Future<Output = T>, rest: Option<FrameStream>) -> T {
+/// Waits for `asked`, and takes what is left of the prefill's frames meanwhile: what it cost, if it says so in time.
+async fn beside<T>(
+    asked: impl Future<Output = T>,
+    rest: Option<FrameStream>,
+) -> (T, Option<PrefillUsage>) {
     let Some(rest) = rest else {
-        return asked.await;
+        return (asked.await, None);
     };
     match select(pin!(asked), pin!(rest.finish())).await {
-        Either::Left((answer, _)) => answer,
-        Either::Right(((), asked)) => asked.await,
+        Either::Left((answer, _)) => (answer, None),
+        Either::Right((Some(PrefillFrame::Done { usage, .. }), asked)) => {
+            (asked.await, Some(usage))
+        }
+        Either::Right((_, asked)) => (asked.await, None),
     }
 }
 

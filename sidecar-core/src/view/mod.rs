@@ -25,6 +25,7 @@ use crate::mirror::oddity::Doubts;
 use crate::mirror::order::{Arrival, Stamp};
 use crate::mirror::rank::RankView;
 use crate::mirror::{Applied, Mirror, TIERS};
+use crate::record::Recorder;
 
 use journal::Journal;
 use metrics::ViewMetrics;
@@ -40,6 +41,7 @@ pub struct KvView {
     inner: Mutex<Inner>,
     news: watch::Sender<u64>,
     metrics: ViewMetrics,
+    recorder: Option<Recorder>,
 }
 
 #[derive(Debug)]
@@ -109,7 +111,7 @@ impl Iterator for Snapshot {
 
 impl KvView {
     /// A view of an engine that was not seen yet: nothing is watched.
-    pub fn new(metrics: ViewMetrics) -> Arc<Self> {
+    pub fn new(metrics: ViewMetrics, recorder: Option<Recorder>) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(Inner {
                 mirror: Mirror::new("", None),
@@ -119,6 +121,7 @@ impl KvView {
             }),
             news: watch::Sender::new(0),
             metrics,
+            recorder,
         })
     }
 
@@ -226,6 +229,11 @@ impl KvView {
         &self.metrics
     }
 
+    /// Where what the engine says is written down, if it is.
+    pub fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_ref()
+    }
+
     /// How every watched rank stands.
     pub fn ranks(&self) -> Vec<RankStatus> {
         let inner = self.lock();
@@ -263,6 +271,11 @@ pub struct Feed {
 }
 
 impl Feed {
+    /// Where what the engine says is written down, if it is.
+    pub fn recorder(&self) -> Option<&Recorder> {
+        self.view.recorder()
+    }
+
     /// What is counted of the stream.
     pub fn metrics(&self) -> &ViewMetrics {
         self.view.metrics()

@@ -35,7 +35,7 @@ fn info() -> WorkerInfo {
 }
 
 fn view() -> Arc<KvView> {
-    KvView::new(ViewMetrics::default())
+    KvView::new(ViewMetrics::default(), None)
 }
 
 /// Tells of one block behind another, named by their first tokens; 0 is no block.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use baton_sidecar_core::engine::Following;
 use baton_sidecar_core::mirror::order::Stamp;
+use baton_sidecar_core::record::Recorder;
 use baton_sidecar_core::view::Feed;
 use zmq::Context;
 
@@ -190,6 +191,9 @@ impl Follower {
 
     fn take(&mut self, step: Step, wire: &mut impl Wire) {
         let rank = self.source.rank;
+        if let Some(recorder) = self.feed.recorder() {
+            self.record(recorder, &step);
+        }
         match step {
             Step::Ask(from) => {
                 // One that cannot be asked is one that does not answer.
@@ -212,6 +216,20 @@ impl Follower {
                 );
                 self.feed.lose(rank);
             }
+        }
+    }
+
+    fn record(&self, recorder: &Recorder, step: &Step) {
+        let rank = self.source.rank;
+        match step {
+            Step::Apply(seq, payload) => {
+                let topic = self.source.config.topic.as_bytes();
+                recorder.frames(rank, &[topic, &seq.to_be_bytes(), payload]);
+            }
+            Step::Restart => recorder.event(rank, "restart"),
+            Step::Silent => recorder.event(rank, "silent"),
+            Step::Lose => recorder.event(rank, "lost"),
+            Step::Ask(_) | Step::Hush | Step::Older => {}
         }
     }
 

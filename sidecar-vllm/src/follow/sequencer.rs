@@ -13,6 +13,9 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Most bytes of messages that wait for others before them.
 const MOST_WAITING: usize = 64 << 20;
 
+/// Silences before an engine is asked again that contradicted itself: half a minute.
+const DISBELIEF: u32 = 30;
+
 /// What happened.
 #[derive(Debug)]
 pub(super) enum Heard {
@@ -67,6 +70,18 @@ struct Asked {
     once_more: bool,
 }
 
+/// Whether the engine can be asked for messages again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Again {
+    /// It cannot.
+    Never,
+    /// It can.
+    Asked,
+    /// It could, but it contradicted what it had published. It is given another chance when its connection has ended, or
+    /// after so many more silences.
+    Disbelieved(u32),
+}
+
 /// Whether the engine is in the life that is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
@@ -81,8 +96,7 @@ enum Life {
 /// The order of one rank's messages.
 #[derive(Debug)]
 pub(super) struct Sequencer {
-    /// Whether the engine can be asked.
-    can_ask: bool,
+    replay: Again,
     last: Option<Last>,
     asked: Option<Asked>,
     life: Life,
@@ -99,7 +113,11 @@ impl Sequencer {
     /// Of a rank that nothing was heard of.
     pub(super) fn new(can_ask: bool) -> Self {
         Self {
-            can_ask,
+            replay: if can_ask {
+                Again::Asked
+            } else {
+                Again::Never
+            },
             last: None,
             asked: None,
             life: Life::Doubted,
@@ -114,9 +132,8 @@ impl Sequencer {
     pub(super) fn hear(&mut self, heard: Heard) -> Vec<Step> {
         let mut steps = Vec::new();
         match heard {
-            Heard::Connected | Heard::Quiet if self.asked.is_none() => self.ask(&mut steps),
-            Heard::Quiet => {}
-            Heard::Connected => self.unclear = true,
+            Heard::Quiet => self.quiet(&mut steps),
+            Heard::Connected => self.connected(&mut steps),
             Heard::Disconnected => self.disconnected(&mut steps),
             Heard::Live(seq, payload) => self.live(seq, payload, &mut steps),
             Heard::Again(seq, payload) => self.again(seq, payload, &mut steps),
@@ -131,8 +148,30 @@ impl Sequencer {
         self.asked.is_some()
     }
 
+    /// What was learnt without a connection may be of a life that ended meanwhile: nothing would have shown that.
+    fn connected(&mut self, steps: &mut Vec<Step>) {
+        self.life = Life::Doubted;
+        if self.asked.take().is_some() {
+            steps.push(Step::Hush);
+        }
+        self.ask(steps);
+    }
+
+    fn quiet(&mut self, steps: &mut Vec<Step>) {
+        if let Again::Disbelieved(silences) = &mut self.replay {
+            *silences -= 1;
+            if *silences > 0 {
+                return;
+            }
+            self.replay = Again::Asked;
+        }
+        if self.asked.is_none() {
+            self.ask(steps);
+        }
+    }
+
     fn ask(&mut self, steps: &mut Vec<Step>) {
-        if self.can_ask {
+        if self.replay == Again::Asked {
             let from = self.last.map_or(0, |last| last.seq);
             self.asked = Some(Asked {
                 from,
@@ -188,13 +227,16 @@ impl Sequencer {
         }
         // Of the life that may have ended; in the same one they can be had again.
         self.forget_waiting();
-        if !self.can_ask && self.last.is_some() {
-            steps.push(Step::Lose);
+        match self.replay {
+            Again::Asked => {}
+            Again::Disbelieved(_) => self.replay = Again::Asked,
+            Again::Never if self.last.is_some() => steps.push(Step::Lose),
+            Again::Never => {}
         }
     }
 
     fn live(&mut self, seq: u64, payload: Vec<u8>, steps: &mut Vec<Step>) {
-        if !self.can_ask {
+        if self.replay != Again::Asked {
             // Numbers and times are all there is to judge by, and the mirror does.
             return self.apply(seq, payload, steps);
         }
@@ -234,6 +276,7 @@ impl Sequencer {
             return;
         }
         let is_first = !std::mem::replace(&mut asked.answered, true);
+        let doubted = self.life != Life::Known;
         if let Some(last) = self.last
             && seq == last.seq
         {
@@ -247,15 +290,17 @@ impl Sequencer {
         if seq < self.next() {
             return;
         }
-        if is_first && self.last.is_some() && self.life != Life::Known {
+        if is_first && self.last.is_some() && doubted {
             // The last message is no longer there to tell this life from another that has come as far.
             steps.push(Step::Lose);
         }
         let live = self.waiting.get(&seq);
         if live.is_some_and(|live| *live != payload) {
-            // Two messages under one number: no answer of this engine can be believed.
-            steps.push(Step::Lose);
-            return;
+            if !doubted {
+                return self.disbelieve(steps);
+            }
+            // What was read last before a connection's end is of the old life.
+            self.forget_waiting();
         }
         if self.last.is_none() {
             self.life = Life::Known;
@@ -268,17 +313,27 @@ impl Sequencer {
         self.release(0, steps);
     }
 
-    /// The engine has another message under a number that was applied, or none although it should have it. If its
-    /// connection held all the while and its numbers went on, that cannot be: whatever it is, not all of it can be known.
+    /// The engine has another message under a number that was applied, or none although it should have it.
     fn another_life(&mut self, steps: &mut Vec<Step>) {
-        steps.push(Step::Restart);
         if self.life == Life::Known && !self.regressed {
-            steps.push(Step::Lose);
+            // Its connection held all the while and its numbers went on.
+            return self.disbelieve(steps);
         }
+        steps.push(Step::Restart);
         self.regressed = false;
         self.last = None;
         self.forget_waiting();
         self.ask(steps);
+    }
+
+    /// Two messages under one number. Either the answer is of a new life and the end of the old one's connection is about
+    /// to show, or this engine's answers are worth nothing.
+    fn disbelieve(&mut self, steps: &mut Vec<Step>) {
+        self.replay = Again::Disbelieved(DISBELIEF);
+        self.asked = None;
+        self.unclear = false;
+        steps.extend([Step::Hush, Step::Lose]);
+        self.release(u64::MAX, steps);
     }
 
     fn end(&mut self, steps: &mut Vec<Step>) {

@@ -98,12 +98,32 @@ fn after_a_broken_connection_a_new_life_shows_by_its_messages() {
     }
     assert_eq!(sequencer.hear(Heard::End), []);
 
+    // Messages of the old life may be read after its connection's end.
+    let mut sequencer = Sequencer::new(true);
+    assert_eq!(sequencer.hear(Heard::Live(0, message(0))), [Step::Ask(0)]);
+    let steps = sequencer.hear(Heard::Again(0, other(0)));
+    assert_eq!(steps, [Step::Apply(0, other(0))]);
+
     // Fewer messages than there were.
     let mut sequencer = following(5);
     sequencer.hear(Heard::Disconnected);
     assert_eq!(sequencer.hear(Heard::Connected), [Step::Ask(5)]);
     assert_eq!(sequencer.hear(Heard::End), [Step::Restart, Step::Ask(0)]);
     assert_eq!(sequencer.hear(Heard::End), [Step::Silent]);
+}
+
+#[test]
+fn what_was_learnt_without_a_connection_is_looked_at_again() {
+    let mut sequencer = following(1);
+    sequencer.hear(Heard::Disconnected);
+    assert_eq!(sequencer.hear(Heard::Live(2, message(2))), [Step::Ask(1)]);
+    let steps = sequencer.hear(Heard::End);
+    assert_eq!(steps, [Step::Restart, Step::Ask(0)]);
+    let steps = sequencer.hear(Heard::Again(0, other(0)));
+    assert_eq!(steps, [Step::Apply(0, other(0))]);
+    assert_eq!(sequencer.hear(Heard::Connected), [Step::Hush, Step::Ask(0)]);
+    let steps = sequencer.hear(Heard::Again(0, message(0)));
+    assert_eq!(steps, [Step::Restart, Step::Ask(0)], "a third life");
 }
 
 #[test]
@@ -129,16 +149,33 @@ fn messages_that_come_twice_or_late_are_passed_over() {
 }
 
 #[test]
-fn an_engine_that_contradicts_itself_is_not_believed() {
+fn an_engine_that_contradicts_itself_is_not_believed_until_its_connection_ends() {
     let mut sequencer = following(1);
     assert_eq!(sequencer.hear(Heard::Quiet), [Step::Ask(1)]);
     let steps = sequencer.hear(Heard::Again(1, message(2)));
-    assert_eq!(steps, [Step::Restart, Step::Lose, Step::Ask(0)]);
+    assert_eq!(steps, [Step::Hush, Step::Lose]);
+    assert_eq!(sequencer.hear(Heard::Quiet), []);
+    assert_eq!(sequencer.hear(Heard::Live(2, message(2))), apply([2]));
+
+    // It was in a new life, and the end of the old one's connection showed only now.
+    assert_eq!(sequencer.hear(Heard::Disconnected), []);
+    assert_eq!(sequencer.hear(Heard::Connected), [Step::Ask(2)]);
+    assert_eq!(sequencer.hear(Heard::End), [Step::Restart, Step::Ask(0)]);
+
+    // Nor was it: it is given another chance, after a long while.
+    let mut sequencer = following(1);
+    sequencer.hear(Heard::Quiet);
+    sequencer.hear(Heard::Again(1, message(2)));
+    for _ in 1..DISBELIEF {
+        assert_eq!(sequencer.hear(Heard::Quiet), []);
+    }
+    assert_eq!(sequencer.hear(Heard::Quiet), [Step::Ask(1)]);
 
     let mut sequencer = following(1);
     assert_eq!(sequencer.hear(Heard::Live(3, message(3))), [Step::Ask(1)]);
-    assert_eq!(sequencer.hear(Heard::Again(3, message(4))), [Step::Lose]);
-    assert_eq!(sequencer.hear(Heard::End), apply([3]));
+    let mut steps = vec![Step::Hush, Step::Lose];
+    steps.extend(apply([3]));
+    assert_eq!(sequencer.hear(Heard::Again(3, message(4))), steps);
 }
 
 #[test]

@@ -1,0 +1,319 @@
+//! Changes, one writer at a time.
+//!
+//! The order in which things are written is what makes readers right: a set is in the directory before its name is beside a
+//! block, a directory or table is published before anything is in it alone, and a set is forgotten after the last block
+//! that said so.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use crate::sets::Sets;
+use crate::sync::Published;
+use crate::table::{Keys, SLOTS, Seek, Table};
+use crate::target::{Holder, Target, TargetState, Tier};
+use crate::view::{SHARDS, View};
+use crate::word::Holding;
+
+/// How many blocks ahead of the one that is worked on their places are fetched.
+const AHEAD: usize = 16;
+
+/// Parts of a table, in per cent: the most that is used, the part in use after growing or shrinking, and the part below
+/// which it shrinks.
+const FULL: usize = 60;
+const RELAXED: usize = 45;
+const SPARSE: usize = 25;
+
+/// What only writers know.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    /// The one that is published.
+    view: Arc<View>,
+    /// Blocks in each table.
+    blocks: [usize; SHARDS],
+    sets: Sets,
+    /// Whether each target's number is given.
+    given: Vec<bool>,
+    free: BinaryHeap<Reverse<u32>>,
+}
+
+impl Writer {
+    pub(crate) fn new() -> Self {
+        let keys = Keys::new(salt());
+        let sets = Sets::new();
+        let view = View {
+            keys,
+            tables: std::array::from_fn(|_| Table::new(keys, 1)),
+            sets: sets.directory().clone(),
+            targets: Arc::from([]),
+        };
+        Self {
+            view: Arc::new(view),
+            blocks: [0; SHARDS],
+            sets,
+            given: Vec::new(),
+            free: BinaryHeap::new(),
+        }
+    }
+
+    pub(crate) fn view(&self) -> &Arc<View> {
+        &self.view
+    }
+
+    fn publish(&mut self, views: &Published<View>, view: View) {
+        self.view = Arc::new(view);
+        views.publish(self.view.clone());
+    }
+
+    pub(crate) fn add_target(&mut self, views: &Published<View>) -> Target {
+        let number = self
+            .free
+            .pop()
+            .map_or(self.given.len(), |free| free.0 as usize);
+        let target = Target(u32::try_from(number).expect("there are fewer targets"));
+        if number == self.given.len() {
+            self.given.push(false);
+        }
+        if number == self.view.targets.len() {
+            let old = self.view.targets.iter().map(TargetState::copy);
+            let new = (number..(number * 2).max(8)).map(|_| TargetState::default());
+            let view = View {
+                targets: old.chain(new).collect(),
+                ..View::clone(&self.view)
+            };
+            self.publish(views, view);
+        }
+        self.given[number] = true;
+        self.view.targets[number].set_whole(true);
+        target
+    }
+
+    /// Whether there was such a target. It takes no more blocks, and its number is not given until [`Self::release`].
+    pub(crate) fn retire(&mut self, target: Target) -> bool {
+        let given = self.given.get_mut(target.0 as usize);
+        given.is_some_and(|given| std::mem::take(given))
+    }
+
+    pub(crate) fn release(&mut self, target: Target) {
+        self.free.push(Reverse(target.0));
+    }
+
+    pub(crate) fn is_given(&self, target: Target) -> bool {
+        self.given.get(target.0 as usize) == Some(&true)
+    }
+
+    pub(crate) fn state(&self, target: Target) -> &TargetState {
+        &self.view.targets[target.0 as usize]
+    }
+
+    pub(crate) fn store(
+        &mut self,
+        views: &Published<View>,
+        target: Target,
+        tier: Tier,
+        blocks: &[u64],
+    ) {
+        if !self.is_given(target) {
+            return;
+        }
+        let holder = Holder::new(target, tier);
+        let mut held = self.state(target).held(tier);
+        self.fetch_first(blocks);
+        for (place, hash) in blocks.iter().enumerate() {
+            self.fetch(blocks, place);
+            self.make_room_for_a_set(views);
+            held += u64::from(self.store_one(views, holder, *hash));
+        }
+        self.state(target).set_held(tier, held);
+    }
+
+    pub(crate) fn remove(
+        &mut self,
+        views: &Published<View>,
+        target: Target,
+        tier: Tier,
+        blocks: &[u64],
+    ) {
+        if !self.is_given(target) {
+            return;
+        }
+        let holder = Holder::new(target, tier);
+        let mut held = self.state(target).held(tier);
+        self.fetch_first(blocks);
+        for (place, hash) in blocks.iter().enumerate() {
+            self.fetch(blocks, place);
+            self.make_room_for_a_set(views);
+            held -= u64::from(self.remove_one(views, holder, *hash));
+        }
+        self.state(target).set_held(tier, held);
+        self.shrink_sets(views);
+    }
+
+    /// Has what blocks need fetched while others before them are worked on. `next` is the first that is not.
+    fn fetch(&self, blocks: &[u64], next: usize) {
+        if let Some(hash) = blocks.get(next + AHEAD) {
+            self.view.fetch(*hash);
+        }
+        if let Some(hash) = blocks.get(next + AHEAD / 2) {
+            self.view.fetch_further(*hash);
+        }
+    }
+
+    fn fetch_first(&self, blocks: &[u64]) {
+        for hash in blocks.iter().take(AHEAD) {
+            self.view.fetch(*hash);
+        }
+    }
+
+    fn make_room_for_a_set(&mut self, views: &Published<View>) {
+        if self.sets.make_room() {
+            let view = View {
+                sets: self.sets.directory().clone(),
+                ..View::clone(&self.view)
+            };
+            self.publish(views, view);
+        }
+    }
+
+    /// Whether it was not there.
+    fn store_one(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
+        let shard = self.view.keys.shard(hash);
+        loop {
+            let table = &self.view.tables[shard];
+            match table.seek(table.home(hash), hash) {
+                Seek::Held(at) => {
+                    let from = table.holding(at);
+                    let Some(to) = self.sets.with(from, holder) else {
+                        return false;
+                    };
+                    table.change(at, to);
+                    self.sets.moved(from, to);
+                    return true;
+                }
+                Seek::Vacant(at) if self.blocks[shard] * 100 < table.slots() * FULL => {
+                    let Some(to) = self.sets.with(Holding::NONE, holder) else {
+                        return false;
+                    };
+                    table.fill(at, hash, to);
+                    self.sets.moved(Holding::NONE, to);
+                    self.blocks[shard] += 1;
+                    return true;
+                }
+                Seek::Vacant(_) | Seek::Full => {
+                    let wanted = buckets_for(self.blocks[shard] + 1);
+                    let more = self.view.tables[shard].buckets() + 1;
+                    self.resize(views, shard, wanted.max(more));
+                }
+            }
+        }
+    }
+
+    /// Whether it was there.
+    fn remove_one(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
+        let shard = self.view.keys.shard(hash);
+        let table = &self.view.tables[shard];
+        let Seek::Held(at) = table.seek(table.home(hash), hash) else {
+            return false;
+        };
+        let from = table.holding(at);
+        let Some(to) = self.sets.without(from, holder) else {
+            return false;
+        };
+        if to.is_none() {
+            table.vacate(at);
+            self.blocks[shard] -= 1;
+        } else {
+            table.change(at, to);
+        }
+        self.sets.moved(from, to);
+        if to.is_none() {
+            self.shrink(views, shard);
+        }
+        true
+    }
+
+    /// Takes all blocks of a target's tiers out of one table.
+    pub(crate) fn clear(
+        &mut self,
+        views: &Published<View>,
+        shard: usize,
+        target: Target,
+        tiers: &[Tier],
+    ) {
+        if tiers.iter().all(|tier| self.state(target).held(*tier) == 0) {
+            return;
+        }
+        let mut gone = Vec::new();
+        for tier in tiers {
+            let holder = Holder::new(target, *tier);
+            let blocks = self.view.tables[shard].blocks();
+            let held = blocks.filter(|(_, holding)| self.sets.has(*holding, holder));
+            gone.extend(held.map(|(hash, _)| hash));
+            for hash in &gone {
+                self.make_room_for_a_set(views);
+                self.remove_one(views, holder, *hash);
+            }
+            let state = self.state(target);
+            state.set_held(*tier, state.held(*tier) - gone.len() as u64);
+            gone.clear();
+        }
+        self.shrink_sets(views);
+    }
+
+    fn shrink(&mut self, views: &Published<View>, shard: usize) {
+        let table = &self.view.tables[shard];
+        if self.blocks[shard] * 100 >= table.slots() * SPARSE {
+            return;
+        }
+        let wanted = buckets_for(self.blocks[shard]);
+        if wanted < table.buckets() {
+            self.resize(views, shard, wanted);
+        }
+    }
+
+    fn resize(&mut self, views: &Published<View>, shard: usize, buckets: usize) {
+        let mut view = View::clone(&self.view);
+        view.tables[shard] = view.tables[shard].rebuilt(buckets, |holding| holding);
+        self.publish(views, view);
+    }
+
+    /// Gives back what sets took that are no more. That changes the numbers of the others, and so all tables.
+    fn shrink_sets(&mut self, views: &Published<View>) {
+        if !self.sets.is_sparse() {
+            return;
+        }
+        let mut view = View::clone(&self.view);
+        let renumbered = self.sets.renumber();
+        for table in &mut view.tables {
+            *table = table.rebuilt(table.buckets(), &renumbered);
+        }
+        view.sets = self.sets.directory().clone();
+        self.publish(views, view);
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let tables = self.view.tables.iter().map(Table::bytes);
+        let targets = self.given.capacity() * (size_of::<bool>() + size_of::<u32>());
+        size_of::<Self>()
+            + size_of::<View>()
+            + tables.sum::<usize>()
+            + self.sets.bytes()
+            + size_of_val(&*self.view.targets)
+            + targets
+    }
+}
+
+/// Another one for each index, except where runs are to be repeated.
+fn salt() -> u64 {
+    if cfg!(loom) {
+        0x9e37_79b9_7f4a_7c15
+    } else {
+        RandomState::new().hash_one("baton-index")
+    }
+}
+
+/// Buckets that so many blocks fill to the part that leaves room both ways.
+fn buckets_for(blocks: usize) -> usize {
+    (blocks * 100).div_ceil(RELAXED * SLOTS).max(1)
+}

@@ -1,0 +1,32 @@
+//! What is known of the engines' KV caches, and what that means for a prompt.
+//!
+//! [`KvView`] is one worker's view: it takes the frames of a watch stream, keeps the fleet-wide index by them and never
+//! believes what it cannot account for. [`Expected`] is what no event has told yet. [`predict`] puts both together: how
+//! much of a prompt each worker has already. [`Proof`] compares that with what the engine reports afterwards.
+//!
+//! Nothing here asks anybody anything: frames in, answers out. Tokens come from whoever has them ([`Prompt`]).
+
+mod bounds;
+mod expected;
+mod heartbeat;
+mod kv_view;
+mod prediction;
+mod prompt;
+mod proof;
+mod rank;
+mod resync;
+mod target;
+
+pub use bounds::Bounds;
+pub use expected::{Expectation, Expected};
+pub use kv_view::{KnownRank, KvView};
+pub use prediction::{Basis, Cached, Prediction, predict};
+pub use prompt::Prompt;
+pub(crate) use prompt::counted_token_ids;
+pub use proof::{Proof, Proofs};
+pub use rank::TIERS;
+pub use resync::Resync;
+pub use target::HeldTarget;
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,228 @@
+//! How much of a prompt each worker has in its cache, as far as that can be known before it is asked.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use baton_index::{Found, Index, Target};
+use baton_proto::WorkerId;
+use serde_json::{Value, json};
+
+use super::prompt::{Naming, Prompt};
+use crate::fleet::{Snapshot, Worker, WorkerView};
+
+/// What a prediction rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Basis {
+    /// An exact view: this is what the engine will find.
+    Exact,
+    /// A view that is a part of what the engine holds, or was true once; or an engine that will choose among ranks.
+    Uncertain,
+    /// An exact view, and beyond it requests that were sent there a moment ago.
+    Expected,
+    /// Requests that were served there lately.
+    Approximate,
+    /// Nothing.
+    #[default]
+    Unknown,
+}
+
+impl Basis {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Uncertain => "uncertain",
+            Self::Expected => "expected",
+            Self::Approximate => "approximate",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Prompt tokens that a worker need not compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cached {
+    /// Tokens that are there.
+    pub known: u64,
+    /// Further tokens that may be there.
+    pub likely: u64,
+    /// What this rests on.
+    pub basis: Basis,
+}
+
+impl Cached {
+    /// In JSON.
+    pub fn shown(&self) -> Value {
+        json!({"tokens": self.known, "likely_tokens": self.likely, "basis": self.basis.word()})
+    }
+}
+
+/// Behind a plan's words; nothing if nothing is known.
+impl fmt::Display for Cached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            known,
+            likely,
+            basis,
+        } = self;
+        match basis {
+            Basis::Unknown => Ok(()),
+            _ => write!(
+                f,
+                " cached_tokens={known} likely_tokens={likely} basis={}",
+                basis.word()
+            ),
+        }
+    }
+}
+
+/// One worker's part of a prediction.
+#[derive(Debug, Clone)]
+struct Forecast {
+    cached: Cached,
+    /// The prompt's blocks, as this worker names them.
+    blocks: Arc<[u64]>,
+    comparable: bool,
+}
+
+/// How much of one prompt each worker has.
+#[derive(Debug, Clone, Default)]
+pub struct Prediction(HashMap<WorkerId, Forecast>);
+
+impl Prediction {
+    /// What a worker has; nothing if that is not known.
+    pub fn cached(&self, worker: &WorkerId) -> Cached {
+        self.0
+            .get(worker)
+            .map_or_else(Cached::default, |forecast| forecast.cached)
+    }
+
+    /// What the engine must report, if that can be told.
+    pub fn exact(&self, worker: &WorkerId) -> Option<u64> {
+        let forecast = self.0.get(worker)?;
+        let exact = forecast.comparable && forecast.cached.basis == Basis::Exact;
+        exact.then_some(forecast.cached.known)
+    }
+
+    /// The prompt's blocks, as this worker names them.
+    pub fn blocks(&self, worker: &Worker) -> Option<&Arc<[u64]>> {
+        self.0.get(worker.id()).map(|forecast| &forecast.blocks)
+    }
+}
+
+/// A prompt's blocks under one naming, and who holds how many of them.
+struct Chain {
+    naming: Naming,
+    blocks: Arc<[u64]>,
+    usable: u64,
+    held: HashMap<Target, u64>,
+}
+
+/// How much of `prompt`, to `model`, each worker has.
+pub fn predict(
+    index: &Index,
+    snapshot: &Snapshot,
+    model: Option<&str>,
+    prompt: Option<&Prompt>,
+) -> Prediction {
+    let Some(prompt) = prompt else {
+        return Prediction::default();
+    };
+    // A fleet has few models and block sizes: each chain is hashed and looked up once.
+    let mut chains: Vec<Chain> = Vec::new();
+    let mut found = Found::new();
+    let mut forecasts = HashMap::with_capacity(snapshot.workers.len());
+    for worker in &snapshot.workers {
+        let Some(naming) = naming(worker, model, prompt) else {
+            continue;
+        };
+        let known = chains.iter().position(|chain| chain.naming == naming);
+        let at = known.unwrap_or_else(|| {
+            chains.push(Chain::new(index, &mut found, prompt, naming));
+            chains.len() - 1
+        });
+        let chain = &chains[at];
+        let forecast = Forecast {
+            cached: chain.cached(worker),
+            blocks: Arc::clone(&chain.blocks),
+            comparable: prompt.is_single(),
+        };
+        forecasts.insert(worker.id().clone(), forecast);
+    }
+    Prediction(forecasts)
+}
+
+/// How a worker will name the prompt's blocks. In a quarantine it does so in a way that nobody else knows.
+fn naming(worker: &WorkerView, model: Option<&str>, prompt: &Prompt) -> Option<Naming> {
+    let serves = model.is_none_or(|model| worker.serves(model));
+    if !serves || worker.worker.is_quarantined() {
+        return None;
+    }
+    prompt.naming(model, worker.info()?)
+}
+
+impl Chain {
+    fn new(index: &Index, found: &mut Found, prompt: &Prompt, naming: Naming) -> Self {
+        let blocks: Arc<[u64]> = prompt.blocks(naming).into();
+        index.find(&blocks, found);
+        let held = found.matches().iter();
+        let held = held.map(|held| (held.target, u64::from(held.blocks())));
+        Self {
+            naming,
+            usable: prompt.usable(naming),
+            held: held.collect(),
+            blocks,
+        }
+    }
+
+    fn cached(&self, worker: &WorkerView) -> Cached {
+        let tokens = |blocks: u64| blocks.min(self.usable) * u64::from(self.naming.block_size);
+        let expected = tokens(worker.worker.expected().matching(&self.blocks));
+        let ranks = worker.known_ranks();
+        if ranks.is_empty() {
+            let basis = if expected > 0 {
+                Basis::Approximate
+            } else {
+                Basis::Unknown
+            };
+            return Cached {
+                known: 0,
+                likely: expected,
+                basis,
+            };
+        }
+        let of_rank = ranks.iter().map(|rank| {
+            let held = self.held.get(&rank.target.target());
+            tokens(held.copied().unwrap_or(0))
+        });
+        // The engine chooses the rank: it has for sure what all of them have.
+        let (least, most) = of_rank.fold((u64::MAX, 0), |(least, most), held| {
+            (least.min(held), most.max(held))
+        });
+        if !worker.is_exactly_known() {
+            let basis = if expected > least {
+                Basis::Approximate
+            } else {
+                Basis::Uncertain
+            };
+            return Cached {
+                known: 0,
+                likely: least.max(expected),
+                basis,
+            };
+        }
+        let basis = match (expected > least, least == most) {
+            (true, _) => Basis::Expected,
+            (false, true) => Basis::Exact,
+            (false, false) => Basis::Uncertain,
+        };
+        Cached {
+            known: least,
+            likely: expected.saturating_sub(least),
+            basis,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
