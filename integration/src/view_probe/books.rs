@@ -56,7 +56,9 @@ impl<'v> Fields<'v> {
     fn get(&self, name: &str) -> Option<&'v Value> {
         let mut pairs = self.0.iter();
         let found = pairs.find(|(key, _)| key.as_str() == Some(name));
-        found.map(|(_, value)| value).filter(|value| !value.is_nil())
+        found
+            .map(|(_, value)| value)
+            .filter(|value| !value.is_nil())
     }
 
     fn text(&self, name: &str) -> Option<&'v str> {
@@ -191,7 +193,8 @@ impl Books {
     fn removed(&mut self, event: &Fields<'_>) -> Result<()> {
         for name in event.names()? {
             let copies = self.copies.get_mut(&name);
-            let copies = copies.with_context(|| format!("{name:?} is removed and was not there"))?;
+            let copies =
+                copies.with_context(|| format!("{name:?} is removed and was not there"))?;
             self.counts.removed += 1;
             *copies -= 1;
             if *copies == 0 {
@@ -224,7 +227,10 @@ mod tests {
         let mut lives: Vec<Books> = Vec::new();
         for line in text.lines() {
             let line: Line = serde_json::from_str(line).unwrap();
-            let [_, seq, payload] = line.frames_hex.each_ref().map(|hex| wire::unhex(hex).unwrap());
+            let [_, seq, payload] = line
+                .frames_hex
+                .each_ref()
+                .map(|hex| wire::unhex(hex).unwrap());
             if seq == [0; 8] {
                 lives.push(Books::new("tiny"));
             }
@@ -247,8 +253,12 @@ mod tests {
 
     #[test]
     fn adapters_and_salts_set_blocks_apart() {
-        let text = include_str!("../../recordings/vllm/kv_events/lora_salt_session_bytes_hash.jsonl");
-        let counts: Vec<Counts> = recorded(text).into_iter().map(|books| books.counts).collect();
+        let text =
+            include_str!("../../recordings/vllm/kv_events/lora_salt_session_bytes_hash.jsonl");
+        let counts: Vec<Counts> = recorded(text)
+            .into_iter()
+            .map(|books| books.counts)
+            .collect();
         assert!(counts.iter().any(|counts| counts.adapted > 0));
         assert!(counts.iter().any(|counts| counts.salted > 0));
     }

@@ -176,7 +176,10 @@ async fn pass(
     seen: Ports,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, BoxError> {
-    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or("/", |path| path.as_str());
     let tells_ports = path == "/kv_event_sources";
     let uri: Uri = format!("http://{engine}{path}").parse()?;
     let (mut head, body) = request.into_parts();

@@ -80,7 +80,7 @@ impl Workload {
     }
 
     /// The next completion.
-    pub fn next(&mut self) -> Ask {
+    pub fn take(&mut self) -> Ask {
         let ask = self.ask();
         self.asked.push(ask.clone());
         ask
@@ -103,7 +103,9 @@ impl Workload {
         Ask {
             prompt,
             adapter: random.random_bool(0.2),
-            salt: random.random_bool(0.25).then(|| SALTS[random.random_range(0..SALTS.len())]),
+            salt: random
+                .random_bool(0.25)
+                .then(|| SALTS[random.random_range(0..SALTS.len())]),
             max_tokens: random.random_range(1..2 * u32::try_from(BLOCK).unwrap_or(1)),
         }
     }
@@ -111,7 +113,7 @@ impl Workload {
     /// A short completion whose prompt has much in common with one that was asked lately.
     pub fn probe(&mut self) -> Ask {
         if self.asked.is_empty() {
-            return self.next().short();
+            return self.take().short();
         }
         let latest = self.asked.len().min(20);
         let at = self.asked.len() - 1 - self.random.random_range(0..latest);
@@ -225,7 +227,9 @@ pub fn completion(agent: &ureq::Agent, url: &str, body: &Value) -> Result<(Answe
 
 /// What the engine says of its hits: it leaves the details out where there was none (0.32.0).
 pub fn reported(body: &Value) -> Result<u64> {
-    let usage = body["usage"].as_object().context("an answer without usage")?;
+    let usage = body["usage"]
+        .as_object()
+        .context("an answer without usage")?;
     let details = usage.get("prompt_tokens_details");
     let cached = details.and_then(|details| details["cached_tokens"].as_u64());
     Ok(cached.unwrap_or_default())

@@ -51,12 +51,16 @@ pub struct Shown {
 /// `GET /fleet`; nothing while the router does not know the worker or its rank.
 pub fn router(base: &str, token: &str, worker: &str) -> Result<Option<Routed>> {
     let fleet = http::get(&format!("{base}/fleet"), Some(token))?.json()?;
-    let workers = fleet["workers"].as_array().context("a fleet without workers")?;
+    let workers = fleet["workers"]
+        .as_array()
+        .context("a fleet without workers")?;
     let Some(known) = workers.iter().find(|known| known["id"] == worker) else {
         return Ok(None);
     };
     let view = &known["view"];
-    let ranks = view["ranks"].as_array().context("a worker without a view")?;
+    let ranks = view["ranks"]
+        .as_array()
+        .context("a worker without a view")?;
     let Some(rank) = ranks.iter().find(|rank| rank["rank"] == RANK) else {
         return Ok(None);
     };
@@ -78,7 +82,9 @@ pub fn is_ready(base: &str, token: &str, worker: &str) -> Result<bool> {
         return Ok(false);
     };
     let fleet = answer.json()?;
-    let workers = fleet["workers"].as_array().context("a fleet without workers")?;
+    let workers = fleet["workers"]
+        .as_array()
+        .context("a fleet without workers")?;
     let ready = |known: &Value| known["id"] == worker && known["state"] == "ready";
     Ok(workers.iter().any(ready))
 }
@@ -143,5 +149,7 @@ pub fn watch(base: &str, token: &str) -> Result<Option<Watched>> {
 }
 
 fn number(value: &Value) -> Result<u64> {
-    value.as_u64().with_context(|| format!("{value} is no number"))
+    value
+        .as_u64()
+        .with_context(|| format!("{value} is no number"))
 }

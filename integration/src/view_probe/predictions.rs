@@ -74,7 +74,8 @@ fn planned(router: &str, body: &Value, basis: &str) -> Result<u64> {
             .and_then(Value::as_object);
         let mut of_workers = cached.into_iter().flat_map(|cached| cached.values());
         let of_worker = of_workers.find(|cached| cached["basis"] == basis);
-        let sum = |cached: &Value| Some(cached["tokens"].as_u64()? + cached["likely_tokens"].as_u64()?);
+        let sum =
+            |cached: &Value| Some(cached["tokens"].as_u64()? + cached["likely_tokens"].as_u64()?);
         Ok(of_worker.and_then(sum))
     })
 }

@@ -50,7 +50,8 @@ impl Witness {
     /// Takes all that the engine has published.
     pub fn catch_up(&mut self) -> Result<()> {
         let news = self.subscriber.catch_up()?;
-        news.iter().try_for_each(|payload| self.books.apply(payload))
+        news.iter()
+            .try_for_each(|payload| self.books.apply(payload))
     }
 }
 

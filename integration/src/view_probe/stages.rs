@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::http;
-use super::load::{self, Ask, Clients, Patience, Workload};
+use super::load::{Ask, Clients, Patience, Workload};
 use super::predictions::{self, Found};
 use super::quiet::{self, Known, Witness};
 use super::report::Report;
@@ -104,27 +104,37 @@ impl Run<'_> {
     fn resets(&mut self) -> Result<()> {
         let before = self.witness.books.counts.cleared;
         self.stand.reset_prefix_cache(false)?;
-        self.quiet("after a reset that the engine has not told yet", Known::Exactly);
+        self.quiet(
+            "after a reset that the engine has not told yet",
+            Known::Exactly,
+        );
         self.traffic("after a reset", self.size.requests / 4)?;
         if self.size.whole {
             let requests = self.size.requests / 2;
-            self.traffic_and("with a reset among requests", requests, Patience::None, |stand| {
-                stand.reset_prefix_cache(true)
-            })?;
+            self.traffic_and(
+                "with a reset among requests",
+                requests,
+                Patience::None,
+                |stand| stand.reset_prefix_cache(true),
+            )?;
         }
         let cleared = self.witness.books.counts.cleared - before;
         let expected = if self.size.whole { 2 } else { 1 };
         let detail = format!("AllBlocksCleared {cleared} times");
-        self.report.check("each reset is told once", cleared == expected, &detail);
+        self.report
+            .check("each reset is told once", cleared == expected, &detail);
         self.probes(self.size.probes / 2, Known::Exactly)
     }
 
     /// Connections for events end and come back while requests run.
     fn cut(&mut self) -> Result<()> {
         let requests = self.size.requests / 4;
-        self.traffic_and("with the events' connections cut", requests, Patience::None, |stand| {
-            stand.detour.cut()
-        })?;
+        self.traffic_and(
+            "with the events' connections cut",
+            requests,
+            Patience::None,
+            |stand| stand.detour.cut(),
+        )?;
         self.stand.detour.mend()?;
         self.quiet("after the events' connections were cut", Known::Exactly);
         self.probes(self.size.probes / 4, Known::Exactly)
@@ -133,10 +143,15 @@ impl Run<'_> {
     /// The router is killed while requests run. Its clients ask again.
     fn router_restart(&mut self) -> Result<()> {
         let requests = self.size.requests / 2;
-        self.traffic_and("with a router that was killed", requests, Patience::AskAgain, |stand| {
-            stand.kill_router();
-            stand.start_router()
-        })?;
+        self.traffic_and(
+            "with a router that was killed",
+            requests,
+            Patience::AskAgain,
+            |stand| {
+                stand.kill_router();
+                stand.start_router()
+            },
+        )?;
         self.probes(self.size.probes / 2, Known::Exactly)
     }
 
@@ -194,7 +209,10 @@ impl Run<'_> {
         self.stand.kill_sidecar();
         self.stand.start_sidecar()?;
         self.stand.wait_until_ready()?;
-        self.quiet("with a sidecar that was killed and started again", Known::Exactly);
+        self.quiet(
+            "with a sidecar that was killed and started again",
+            Known::Exactly,
+        );
         self.probes(self.size.probes / 4, Known::Exactly)
     }
 
@@ -205,7 +223,10 @@ impl Run<'_> {
         self.stand.start_sidecar_with_engine()?;
         self.stand.wait_until_ready()?;
         self.witness = Witness::join(&self.stand, &self.parts.model)?;
-        self.traffic("with a sidecar that launched its engine", self.size.requests / 2)?;
+        self.traffic(
+            "with a sidecar that launched its engine",
+            self.size.requests / 2,
+        )?;
         self.probes(self.size.probes / 2, Known::Exactly)
     }
 
@@ -244,7 +265,7 @@ impl Run<'_> {
         patience: Patience,
         meanwhile: impl FnOnce(&mut Stand) -> Result<()>,
     ) -> Result<()> {
-        let asks: Vec<Ask> = (0..requests).map(|_| self.workload.next()).collect();
+        let asks: Vec<Ask> = (0..requests).map(|_| self.workload.take()).collect();
         let url = format!("{}/v1/completions", self.stand.router());
         let clients = Clients {
             url: &url,
@@ -260,7 +281,8 @@ impl Run<'_> {
             let ok = served.answered == requests && (!strict || served.failures.is_empty());
             if !ok {
                 let detail = format!("{} of {requests}: {failures}", served.answered);
-                self.report.check("every client is answered", false, &detail);
+                self.report
+                    .check("every client is answered", false, &detail);
             }
         }
         Ok(())

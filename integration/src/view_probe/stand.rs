@@ -252,6 +252,8 @@ impl Stand {
 
     fn check_running(&mut self) -> Result<()> {
         let all = [&mut self.router, &mut self.sidecar, &mut self.engine];
-        all.into_iter().flatten().try_for_each(Process::check_running)
+        all.into_iter()
+            .flatten()
+            .try_for_each(Process::check_running)
     }
 }
