@@ -311,6 +311,16 @@ impl Feed {
         self.change(rank, |mirror| mirror.lose(rank));
     }
 
+    /// Nothing comes through from the engine: what a rank holds is not told until it is heard again.
+    pub fn deafen(&self, rank: u32) {
+        self.change(rank, |mirror| mirror.deafen(rank));
+    }
+
+    /// A rank is heard, and has told again what was missed.
+    pub fn hear(&self, rank: u32) {
+        self.change(rank, |mirror| mirror.hear(rank));
+    }
+
     /// The rank's messages show that its engine began a new life.
     pub fn restart(&self, rank: u32) {
         self.change(rank, |mirror| mirror.restart(rank));
