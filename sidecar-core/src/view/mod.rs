@@ -73,6 +73,8 @@ pub struct RankStatus {
     pub doubts: Doubts,
     /// Whether blocks are in it without all that come before them.
     pub broken: bool,
+    /// Whether the view is not told, for nothing comes through from the engine.
+    pub deaf: bool,
     /// Number of the engine's last message that was applied.
     pub last_seq: Option<u64>,
 }
@@ -242,6 +244,7 @@ impl KvView {
             rank,
             doubts: view.doubts(),
             broken: view.state().broken,
+            deaf: view.is_deaf(),
             last_seq: view.last_seq(),
         };
         ranks.map(status).collect()

@@ -17,7 +17,8 @@ pub(super) const STATE: ViewState = ViewState {
 };
 
 impl RankView {
-    pub(in super::super) fn is_deaf(&self) -> bool {
+    /// Whether nothing comes through from the engine.
+    pub fn is_deaf(&self) -> bool {
         self.deaf
     }
 
