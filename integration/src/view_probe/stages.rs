@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use super::http;
 use super::load::{Ask, Clients, Patience, Workload};
+use super::look;
 use super::predictions::{self, Found};
 use super::quiet::{self, Known, Witness};
 use super::report::Report;
@@ -37,6 +38,9 @@ impl Size {
 /// What the engine keeps for replay in the whole proof: little enough that a loss can be beyond repair, and more than a
 /// short one takes.
 const BUFFER_STEPS: u64 = 150;
+
+/// The sidecar connects anew and asks within this.
+const LOSS_BOUND: Duration = Duration::from_secs(20);
 
 /// After a request that had the engine announce what it reused, so long announcements may be of that kind.
 const REPORTS_BOUND: Duration = Duration::from_secs(12);
@@ -155,12 +159,14 @@ impl Run<'_> {
     /// Events are lost beyond what the engine can replay.
     fn loss(&mut self) -> Result<()> {
         self.stand.detour.cut()?;
-        let before = self.witness.heard();
-        while self.witness.heard() <= before + BUFFER_STEPS {
-            self.send(20, Patience::None, |_| Ok(()))?;
-            self.witness.catch_up()?;
-        }
+        self.outrun_the_buffer()?;
         self.stand.detour.mend()?;
+        let sidecar = self.stand.sidecar();
+        http::until("the sidecar notices the loss", LOSS_BOUND, || {
+            let page = look::metrics(&sidecar)?;
+            let gaps = page.sum("baton_sidecar_view_oddities_total", &[("reason", "gap")]);
+            Ok((gaps > 0).then_some(()))
+        })?;
         self.quiet("after a loss beyond repair", Known::InPart);
         self.probes(self.size.probes / 4, Known::InPart)?;
         self.send(self.size.requests / 4, Patience::None, |_| Ok(()))?;
@@ -169,12 +175,21 @@ impl Run<'_> {
         self.certain_again("after a loss")
     }
 
+    /// Has the engine publish so much that it can no longer replay what it published before.
+    fn outrun_the_buffer(&mut self) -> Result<()> {
+        self.witness.catch_up()?;
+        let before = self.witness.heard();
+        while self.witness.heard() <= before + BUFFER_STEPS {
+            self.send(self.size.requests / 8, Patience::None, |_| Ok(()))?;
+            self.witness.catch_up()?;
+        }
+        Ok(())
+    }
+
     /// A sidecar that comes so late that the engine no longer has its first events.
     fn late_sidecar(&mut self) -> Result<()> {
-        ensure!(
-            self.witness.heard() > BUFFER_STEPS,
-            "the engine has all of its events still"
-        );
+        // The last reset, after which everything would be known, must not be among what is replayed.
+        self.outrun_the_buffer()?;
         let requests = self.size.requests / 4;
         self.send(requests, Patience::AskAgain, |stand| {
             stand.kill_sidecar();

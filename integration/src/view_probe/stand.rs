@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::adapter;
@@ -28,6 +28,9 @@ const BOOT_BOUND: Duration = Duration::from_mins(10);
 
 /// Registration and state changes take a heartbeat or two.
 const FLEET_BOUND: Duration = Duration::from_mins(1);
+
+/// A reset that is refused is tried again for so long.
+const RESET_BOUND: Duration = Duration::from_secs(20);
 
 /// What the stand is made of.
 #[derive(Debug, Clone)]
@@ -241,13 +244,12 @@ impl Stand {
 
     /// Empties the engine's prefix cache; with `running`, requests that run begin anew. Otherwise it refuses while any do.
     pub fn reset_prefix_cache(&self, running: bool) -> Result<()> {
-        let url = format!(
-            "{}/reset_prefix_cache?reset_running_requests={running}",
-            self.engine()
-        );
-        let body = http::post(&http::agent(), &url, &json!({}))?.json()?;
-        ensure!(body["success"] == true, "a reset was refused: {body}");
-        Ok(())
+        let engine = self.engine();
+        let url = format!("{engine}/reset_prefix_cache?reset_running_requests={running}");
+        http::until("the engine resets its cache", RESET_BOUND, || {
+            let body = http::post(&http::agent(), &url, &json!({}))?.json()?;
+            Ok((body["success"] == true).then_some(()))
+        })
     }
 
     fn check_running(&mut self) -> Result<()> {
