@@ -225,14 +225,11 @@ pub fn completion(agent: &ureq::Agent, url: &str, body: &Value) -> Result<(Answe
     Ok((answer, json))
 }
 
-/// What the engine says of its hits: it leaves the details out where there was none (0.32.0).
+/// What the engine says of its hits.
 pub fn reported(body: &Value) -> Result<u64> {
-    let usage = body["usage"]
-        .as_object()
-        .context("an answer without usage")?;
-    let details = usage.get("prompt_tokens_details");
-    let cached = details.and_then(|details| details["cached_tokens"].as_u64());
-    Ok(cached.unwrap_or_default())
+    let cached = &body["usage"]["prompt_tokens_details"]["cached_tokens"];
+    let cached = cached.as_u64();
+    cached.with_context(|| format!("no cached_tokens in {}", body["usage"]))
 }
 
 /// What the router predicted, from its plan's words.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use baton_proto::call::path;
 use baton_proto::frame::FrameReader;
 use baton_proto::hash::SequenceHash;
@@ -115,37 +115,39 @@ pub fn watch(base: &str, token: &str) -> Result<Option<Watched>> {
     let mut stream = answer.into_body().into_reader();
     let mut frames = FrameReader::default();
     let mut bytes = vec![0; 64 << 10];
-    let mut watched: Option<Watched> = None;
+    let mut watched = None;
     loop {
-        match stream.read(&mut bytes)? {
-            0 => bail!("a watch stream ended before its snapshot"),
-            length => frames.push(&bytes[..length]),
-        }
+        let length = stream.read(&mut bytes)?;
+        ensure!(length > 0, "a watch stream ended before its snapshot");
+        frames.push(&bytes[..length]);
         while let Some(frame) = frames.next::<WatchFrame>()? {
-            match frame {
-                WatchFrame::Snapshot {
-                    state,
-                    tier,
-                    blocks,
-                    last,
-                    ..
-                } => {
-                    let watched = watched.get_or_insert_with(|| Watched {
-                        certain: !state.uncertain,
-                        blocks: BTreeSet::new(),
-                    });
-                    if tier == Tier::Device {
-                        watched.blocks.extend(blocks.0);
-                    }
-                    if last {
-                        return Ok(Some(watched.clone()));
-                    }
-                }
-                WatchFrame::Heartbeat { .. } => return Ok(watched),
-                _ => {}
+            if is_last(frame, &mut watched) {
+                return Ok(watched);
             }
         }
     }
+}
+
+/// Takes a frame; whether no more belong to the snapshot. One without any rank has no part, and a heartbeat follows.
+fn is_last(frame: WatchFrame, watched: &mut Option<Watched>) -> bool {
+    let (state, tier, blocks, last) = match frame {
+        WatchFrame::Snapshot {
+            state,
+            tier,
+            blocks,
+            last,
+            ..
+        } => (state, tier, blocks, last),
+        other => return matches!(other, WatchFrame::Heartbeat { .. }),
+    };
+    let watched = watched.get_or_insert_with(|| Watched {
+        certain: !state.uncertain,
+        blocks: BTreeSet::new(),
+    });
+    if tier == Tier::Device {
+        watched.blocks.extend(blocks.0);
+    }
+    last
 }
 
 fn number(value: &Value) -> Result<u64> {

@@ -134,7 +134,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Starts a sidecar that launches the engine.
+    /// Starts a sidecar that launches the engine, and has it tell of its cache, too.
     pub fn start_sidecar_with_engine(&mut self) -> Result<()> {
         let mut command = self.sidecar_command();
         command.arg("--").args(self.engine_words());
@@ -144,7 +144,8 @@ impl Stand {
 
     /// Starts the engine and waits until it answers.
     pub fn start_engine(&mut self) -> Result<()> {
-        let words = self.engine_words();
+        let mut words = self.engine_words();
+        words.extend(["--kv-events-config".to_owned(), self.events_config()]);
         let (program, arguments) = words.split_first().context("there is no engine command")?;
         let mut command = Command::new(program);
         command.args(arguments);
@@ -161,12 +162,9 @@ impl Stand {
         })
     }
 
-    fn engine_words(&self) -> Vec<String> {
-        let Ports {
-            http,
-            events,
-            replay,
-        } = self.engine_ports;
+    /// An engine binds only what has a wildcard in it; its replay is always bound.
+    fn events_config(&self) -> String {
+        let Ports { events, replay, .. } = self.engine_ports;
         let mut config = json!({
             "enable_kv_cache_events": true,
             "publisher": "zmq",
@@ -177,6 +175,11 @@ impl Stand {
         if let Some(steps) = self.parts.buffer_steps {
             config["buffer_steps"] = steps.into();
         }
+        config.to_string()
+    }
+
+    fn engine_words(&self) -> Vec<String> {
+        let http = self.engine_ports.http;
         let adapter = self.parts.logs.join(ADAPTER);
         let settings = [
             ("--served-model-name", self.parts.model.clone()),
@@ -189,7 +192,6 @@ impl Stand {
             ("--max-num-batched-tokens", "512".to_owned()),
             ("--max-lora-rank", "8".to_owned()),
             ("--lora-modules", format!("{ADAPTER}={}", adapter.display())),
-            ("--kv-events-config", config.to_string()),
         ];
         let settings = settings.map(|(flag, value)| [flag.to_owned(), value]);
         let mut words = self.parts.engine.clone();
@@ -216,10 +218,15 @@ impl Stand {
         })
     }
 
-    /// An own subscriber to the engine's events, not by the detour.
+    /// An own subscriber to the engine's events, where the engine itself says that they are, and not by the detour.
     pub fn subscribe(&self) -> Result<Subscriber> {
-        let Ports { events, replay, .. } = self.engine_ports;
-        Subscriber::join(&format!("tcp://{events}"), &format!("tcp://{replay}"))
+        let told = http::get(&format!("{}/kv_event_sources", self.engine()), None)?.json()?;
+        let endpoint = |name: &str| {
+            let endpoint = told["0"][name].as_str();
+            let endpoint = endpoint.with_context(|| format!("the engine tells no {name}: {told}"));
+            Ok::<_, anyhow::Error>(endpoint?.replace('*', "127.0.0.1"))
+        };
+        Subscriber::join(&endpoint("endpoint")?, &endpoint("replay_endpoint")?)
     }
 
     /// Kills the router.
