@@ -33,6 +33,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// After how long a silence the engine is asked whether there was something: the last messages before it leave no gap.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// How long without a connection a view is still told, so that one that comes back at once costs nothing.
+const DEAF: Duration = Duration::from_secs(2);
+
 /// Pause before sockets are opened anew.
 const REOPEN: Duration = Duration::from_secs(1);
 
@@ -80,6 +83,10 @@ struct Follower {
     sequencer: Sequencer,
     decoder: Decoder,
     connected: bool,
+    /// When the connection was seen last.
+    linked: Instant,
+    /// The view is not told, for nothing comes through.
+    deaf: bool,
     /// When something was heard last.
     heard: Instant,
     said: Option<zmq::Error>,
@@ -94,6 +101,8 @@ impl Follower {
             stop,
             decoder: Decoder::default(),
             connected: false,
+            linked: Instant::now(),
+            deaf: false,
             heard: Instant::now(),
             said: None,
         }
@@ -110,6 +119,7 @@ impl Follower {
             let reopen = Instant::now() + REOPEN;
             while !self.stopped() && Instant::now() < reopen {
                 std::thread::park_timeout(LOOK);
+                self.tell_or_not();
             }
         }
     }
@@ -141,8 +151,26 @@ impl Follower {
                 self.heard = Instant::now();
             }
             self.hear_all(heard, &mut wire);
+            self.tell_or_not();
         }
         Ok(())
+    }
+
+    /// A view is not told while its engine cannot be heard, nor until what was missed has been told again.
+    fn tell_or_not(&mut self) {
+        let rank = self.source.rank;
+        if self.connected {
+            self.linked = Instant::now();
+            if self.deaf && !self.sequencer.is_asking() {
+                tracing::info!(rank, "the engine's KV events come through again");
+                self.deaf = false;
+                self.feed.hear(rank);
+            }
+        } else if !self.deaf && self.linked.elapsed() >= DEAF {
+            tracing::warn!(rank, "the engine's KV events do not come through");
+            self.deaf = true;
+            self.feed.deafen(rank);
+        }
     }
 
     /// What it means that nothing was heard until now.
