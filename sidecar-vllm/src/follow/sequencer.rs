@@ -113,11 +113,7 @@ impl Sequencer {
     /// Of a rank that nothing was heard of.
     pub(super) fn new(can_ask: bool) -> Self {
         Self {
-            replay: if can_ask {
-                Again::Asked
-            } else {
-                Again::Never
-            },
+            replay: if can_ask { Again::Asked } else { Again::Never },
             last: None,
             asked: None,
             life: Life::Doubted,
