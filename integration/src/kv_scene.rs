@@ -4,7 +4,9 @@
 //! there, and the test says what they tell; between the two may stand a [`proxy::Proxy`], which does what networks do, and
 //! in place of the engine a [`stranger::Stranger`], who is none.
 
+pub mod oracle;
 pub mod proxy;
+pub mod recording;
 pub mod stranger;
 pub mod teller;
 
