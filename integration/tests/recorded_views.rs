@@ -11,15 +11,18 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use baton_integration::emulated::vllm::events::HashForm;
-use baton_integration::emulated::vllm::publisher::EventFault;
+use baton_integration::emulated::vllm::publisher::{EventFault, PublisherConfig};
 use baton_integration::emulated::vllm::{BLOCK_SIZE, Config, EngineId, EventsConfig, MODEL};
 use baton_integration::fleet::{Fleet, Setup};
 use baton_integration::kv_scene::Watched;
 use baton_integration::kv_scene::oracle::{self, Oracle, Shown};
+use baton_integration::kv_scene::proxy::{Proxy, Way};
 use baton_integration::kv_scene::recording::{Message, Recording, Stage};
+use baton_integration::kv_scene::teller::{self, Teller};
 use baton_integration::ports;
 use baton_integration::replay;
 use baton_integration::wait::until;
+use baton_sidecar_core::record::Recorder;
 use baton_sidecar_vllm::follow::source::EventSource;
 use clap::Parser;
 use futures_util::future::join_all;
@@ -216,6 +219,49 @@ async fn what_a_sidecar_records_gives_the_view_that_it_had() {
         let seen = perform(&recording, 16, &mut random, "a sidecar's recording").await;
         assert_eq!(seen, known);
     }
+}
+
+/// What only the end of a connection showed is in the recording, too: between its messages there is no gap.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loss_without_a_gap_is_recorded() {
+    let mut teller = Teller::running(PublisherConfig {
+        replay_endpoint: None,
+        ..teller::tcp()
+    });
+    let proxy = Proxy::to(teller::address(&teller.config().endpoint), Way::Through).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut watched = Watched::recorded(Some(Recorder::open(file.path()).unwrap()));
+    let mut source = teller.source();
+    source.config.endpoint = proxy.endpoint();
+    watched.follow(vec![source], teller::BLOCK);
+    let heard = async |teller: &mut Teller, first: u32| {
+        let mut next = first;
+        let before = watched.messages();
+        until("messages to be heard", || {
+            teller.store([next]);
+            next += 1;
+            let heard = watched.messages() > before;
+            async move { heard }
+        })
+        .await;
+        watched.has_applied(teller.last()).await;
+    };
+    heard(&mut teller, 0).await;
+    teller.clear();
+    teller.store(500..510);
+    watched
+        .becomes_exact("a cleared cache", teller.held())
+        .await;
+    proxy.cut();
+    until("the end to be noticed", || async {
+        !watched.status(0).doubts.is_empty()
+    })
+    .await;
+    heard(&mut teller, 1000).await;
+    watched.is_an_uncertain_subset("a connection ended", teller.held());
+    let rank = replayed(file.path());
+    assert_eq!(rank["certain"], false);
+    assert_eq!(rank["tiers"][0]["blocks"], watched.known(0).len());
 }
 
 /// A follower of a stage.
