@@ -360,7 +360,9 @@ async fn what_is_missing_is_known_to_be() {
                 let mut stage = Stage::of(&recording);
                 stage.begin().await;
                 let watched = watching(&stage);
-                left.iter().for_each(|message| stage.publish(message));
+                for message in &left {
+                    stage.publish(message);
+                }
                 watched.has_applied(left.last().map(|last| last.seq)).await;
                 let expected = Oracle::after(MODEL, life).held();
                 assert_eq!(watched.is_honest(&what, &expected), certain, "{what}");

@@ -62,8 +62,8 @@ impl Recording {
             }
             last = Some(seq);
             let payload = payload.into();
-            let life = recording.lives.last_mut().expect("one has begun");
-            life.push(Message { seq, payload });
+            let message = Message { seq, payload };
+            recording.lives.last_mut().unwrap().push(message);
         }
         recording
     }

@@ -18,6 +18,7 @@ use super::contents::{self, Contents};
 use super::report::{EventReport, RankReport, TierReport, View};
 
 /// What a sidecar knew of a stream that its messages do not tell.
+#[derive(Clone, Copy)]
 pub(super) enum Befallen {
     /// Messages may have been lost.
     Lost,
