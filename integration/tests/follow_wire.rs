@@ -193,12 +193,10 @@ async fn a_restart_that_looks_like_a_small_gap_or_none() {
             });
             teller.store(0..u32::try_from(batches).unwrap());
             let what = format!("replay {replay} of {buffer_steps}, gap {gap}");
-            let mut next = 2000;
-            until("the new life to be heard", || {
-                teller.store([next]);
-                next += 1;
-                let applied = watched.status(0).last_seq;
-                async move { applied > Some(last) }
+            teller.store([2000]);
+            until("the new life to be heard", || async {
+                teller.repeat();
+                watched.status(0).last_seq > Some(last)
             })
             .await;
             watched.has_applied(teller.last()).await;

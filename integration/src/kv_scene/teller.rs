@@ -24,6 +24,10 @@ pub struct Teller {
     config: PublisherConfig,
     publisher: Option<Publisher>,
     held: BTreeSet<SequenceHash>,
+    /// Its last message.
+    told: (u64, Bytes),
+    /// A clock that goes on from message to message, and from life to life.
+    clock: u32,
 }
 
 /// Bound to ports of its own, with a replay socket and as much history as is asked for in tests.
@@ -84,6 +88,8 @@ impl Teller {
             config,
             publisher: None,
             held: BTreeSet::new(),
+            told: (0, Bytes::new()),
+            clock: 0,
         }
     }
 
@@ -163,7 +169,7 @@ impl Teller {
                 ..Stored::default()
             };
             if self.held.insert(block(number)) {
-                self.publisher().publish(vec![Event::Stored(stored)]);
+                self.tell(Event::Stored(stored));
             }
         }
     }
@@ -174,31 +180,41 @@ impl Teller {
             let hashes = vec![name(number)];
             if self.held.remove(&block(number)) {
                 let removed = Event::Removed(Removed { hashes });
-                self.publisher().publish(vec![removed]);
+                self.tell(removed);
             }
         }
     }
 
     /// Tells so many messages from which nothing follows.
-    pub fn chatter(&self, messages: usize) {
-        let nothing = Event::Removed(Removed {
-            hashes: vec![[0xee; 32]],
-        });
+    pub fn chatter(&mut self, messages: usize) {
+        for _ in 0..messages {
+            self.tell(Event::Removed(Removed {
+                hashes: vec![[0xee; 32]],
+            }));
+        }
+    }
+
+    /// Sends its last message once more.
+    pub fn repeat(&self) {
+        let (number, payload) = self.told.clone();
+        self.publisher().publish_recorded(number, payload);
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.clock += 1;
         let batch = Batch {
-            ts: 0.0,
-            events: vec![nothing],
+            ts: self.clock.into(),
+            events: vec![event],
             rank: 0,
         };
-        let payload: Bytes = batch.encode(Form::Maps, HashForm::Bytes).into();
-        let publisher = self.publisher();
-        for _ in 0..messages {
-            publisher.publish_recorded(publisher.next_sequence(), payload.clone());
-        }
+        let payload = batch.encode(Form::Maps, HashForm::Bytes);
+        self.told = (self.publisher().next_sequence(), payload.into());
+        self.repeat();
     }
 
     /// Holds nothing any more.
     pub fn clear(&mut self) {
         self.held.clear();
-        self.publisher().publish(vec![Event::Cleared]);
+        self.tell(Event::Cleared);
     }
 }
