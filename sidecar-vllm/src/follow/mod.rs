@@ -89,6 +89,8 @@ struct Follower {
     deaf: bool,
     /// When something was heard last.
     heard: Instant,
+    /// When a question was asked last, or part of an answer came. Events go on meanwhile and are no answer.
+    answered: Instant,
     said: Option<zmq::Error>,
 }
 
@@ -104,6 +106,7 @@ impl Follower {
             linked: Instant::now(),
             deaf: false,
             heard: Instant::now(),
+            answered: Instant::now(),
             said: None,
         }
     }
@@ -141,16 +144,16 @@ impl Follower {
     fn follow(&mut self, mut wire: impl Wire) -> Result<(), zmq::Error> {
         while !self.stopped() {
             let mut bad = 0;
-            let mut heard = wire.hear(LOOK, &mut bad)?;
+            let heard = wire.hear(LOOK, &mut bad)?;
             if bad > 0 {
                 self.strange(Oddity::Frames, bad);
             }
-            if heard.is_empty() {
-                heard.extend(self.silence());
-            } else {
+            if !heard.is_empty() {
                 self.heard = Instant::now();
             }
             self.hear_all(heard, &mut wire);
+            let silence = self.silence();
+            self.hear_all(silence.into_iter().collect(), &mut wire);
             self.tell_or_not();
         }
         Ok(())
@@ -173,18 +176,20 @@ impl Follower {
         }
     }
 
-    /// What it means that nothing was heard until now.
+    /// What it means that nothing was heard until now, or no answer.
     fn silence(&mut self) -> Option<Heard> {
-        let silent = self.heard.elapsed();
-        let heard = if self.sequencer.is_asking() {
-            (silent >= PATIENCE).then_some(Heard::Unanswered)
+        let (since, longest, silence) = if self.sequencer.is_asking() {
+            (&mut self.answered, PATIENCE, Heard::Unanswered)
+        } else if self.connected {
+            (&mut self.heard, QUIET, Heard::Quiet)
         } else {
-            (silent >= QUIET && self.connected).then_some(Heard::Quiet)
+            return None;
         };
-        if heard.is_some() {
-            self.heard = Instant::now();
+        if since.elapsed() < longest {
+            return None;
         }
-        heard
+        *since = Instant::now();
+        Some(silence)
     }
 
     fn hear_all(&mut self, heard: Vec<Heard>, wire: &mut impl Wire) {
@@ -204,12 +209,13 @@ impl Follower {
                 Heard::Live(..) => {
                     self.feed.metrics().messages.inc();
                 }
+                Heard::Again(..) => self.answered = Instant::now(),
                 Heard::End => self.feed.metrics().replayed(true),
                 Heard::Unanswered => {
                     self.feed.metrics().replayed(false);
                     wire.hush();
                 }
-                Heard::Again(..) | Heard::Quiet => {}
+                Heard::Quiet => {}
             }
             for step in self.sequencer.hear(heard) {
                 asked_anew |= matches!(step, Step::Ask(_) | Step::Hush);
@@ -225,6 +231,7 @@ impl Follower {
         }
         match step {
             Step::Ask(from) => {
+                self.answered = Instant::now();
                 // One that cannot be asked is one that does not answer.
                 if let Err(error) = wire.ask(from) {
                     self.say(error);
