@@ -22,7 +22,9 @@ const BOUND: Duration = Duration::from_secs(30);
 pub enum Known {
     /// All know exactly what the engine holds.
     Exactly,
-    /// Something was lost for good: all say so, and none believes in a block that is not there.
+    /// Something was lost for good: all say so, and none believes in a block that is not there. The sidecar has the engine
+    /// report blocks that it reuses, which the subscriber cannot tell from further copies: its books grow until the next
+    /// reset. What they are too mild for, the engine's own hits show.
     InPart,
 }
 

@@ -30,8 +30,9 @@ pub struct Size {
 impl Size {
     /// About how many requests that are.
     pub fn total(self) -> u64 {
-        let times = if self.whole { 4 } else { 2 };
-        ((self.requests + self.probes) * times) as u64
+        // Some stages go on until enough was published.
+        let [requests, probes] = if self.whole { [4, 5] } else { [2, 2] };
+        (self.requests * requests + self.probes * probes) as u64
     }
 }
 
@@ -355,15 +356,18 @@ impl Run<'_> {
 
     fn figures(&self) {
         let counts = &self.witness.books.counts;
-        for (name, value) in [
-            ("messages of the last life", counts.messages),
-            ("blocks stored", counts.stored),
-            ("blocks stored twice", counts.again),
-            ("blocks removed", counts.removed),
-            ("copies removed", counts.removed_copies),
-            ("resets told", counts.cleared),
+        for (name, value, unit) in [
+            ("the engine's last life", counts.messages, "messages"),
+            ("stored in it", counts.stored, "blocks"),
+            ("of these, further copies", counts.again, "blocks"),
+            ("removed in it", counts.removed, "blocks"),
+            (
+                "of these, while another copy stayed",
+                counts.removed_copies,
+                "blocks",
+            ),
         ] {
-            self.report.figure(name, value, "");
+            self.report.figure(name, value, unit);
         }
     }
 }
