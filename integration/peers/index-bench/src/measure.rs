@@ -11,7 +11,7 @@ use crate::workload::{Event, Sequence, Workload, sequence};
 /// Events that are made before each measured stretch.
 const STRETCH: usize = 16_384;
 /// How often a long sequence is asked for.
-const REPEATS: usize = 200;
+const REPEATS: usize = 1000;
 /// Lengths of long sequences, in blocks.
 pub(crate) const LENGTHS: [usize; 5] = [64, 256, 1024, 4096, 8192];
 /// How many hold each, all of it.
