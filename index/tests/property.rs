@@ -183,12 +183,12 @@ impl Pair {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
     fn it_finds_what_a_naive_index_finds(
         targets in prop_oneof![0..6_usize, 60..140_usize],
-        steps in prop::collection::vec(step(), 1..80),
+        steps in prop::collection::vec(step(), 1..60),
     ) {
         let mut pair = Pair::new(targets);
         for step in &steps {
@@ -268,7 +268,7 @@ fn memory_follows_what_is_held() {
     let index = Index::new();
     let empty = index.memory_bytes();
     let targets: Vec<Target> = (0..8).map(|_| index.add_target()).collect();
-    let blocks: Vec<u64> = (0..200_000).map(mix).collect();
+    let blocks: Vec<u64> = (0..50_000).map(mix).collect();
     // Eight holders for some, and as many sets as may be.
     for (number, target) in targets.iter().enumerate() {
         let held: Vec<u64> = blocks
@@ -279,8 +279,8 @@ fn memory_follows_what_is_held() {
         index.store(*target, Tier::DEVICE, &held);
     }
     let full = index.memory_bytes();
-    assert!(full > empty + 200_000 * 16, "{full} of {empty}");
-    assert!(full < empty + 200_000 * 16 * 2, "{full} of {empty}");
+    assert!(full > empty + 50_000 * 16, "{full} of {empty}");
+    assert!(full < empty + 50_000 * 16 * 2, "{full} of {empty}");
     for target in &targets[1..] {
         index.clear(*target, None);
     }
@@ -305,7 +305,7 @@ fn memory_of_sets_is_given_back() {
     let index = Index::new();
     let mut naive = Naive::default();
     let targets: Vec<Target> = (0..40).map(|_| index.add_target()).collect();
-    let blocks: Vec<u64> = (0..20_000).map(mix).collect();
+    let blocks: Vec<u64> = (0..5_000).map(mix).collect();
     for target in &targets {
         naive.0.insert(*target, Default::default());
         let held = blocks.iter().copied();

@@ -1,6 +1,7 @@
 //! One subject, measured.
 
 use std::hint::black_box;
+use std::time::Instant;
 
 use anyhow::Result;
 
@@ -144,9 +145,9 @@ fn finds<S: Subject>(
         if let Some(event) = between.next() {
             subject.apply(event)?;
         }
-        let start = clock::thread_ns();
+        let start = Instant::now();
         let answer = black_box(subject.find(query));
-        let time = clock::thread_ns() - start;
+        let time = clock::elapsed_ns(start);
         Ok((time.saturating_sub(overhead), subject.read(&answer)))
     };
     let mut trace = Vec::new();
