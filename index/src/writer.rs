@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::sets::Sets;
 use crate::sync::Published;
 use crate::table::{Keys, Position, SLOTS, Seek, Table};
-use crate::target::{Holder, Target, TargetState, Tier};
+use crate::target::{Holder, Target, Targets, Tier};
 use crate::view::{SHARDS, View};
 use crate::word::Holding;
 
@@ -46,7 +46,7 @@ impl Writer {
             keys,
             tables: std::array::from_fn(|_| Table::new(keys, 1)),
             sets: sets.directory().clone(),
-            targets: Arc::from([]),
+            targets: Arc::new(Targets::new(0, None)),
         };
         Self {
             view: Arc::new(view),
@@ -76,16 +76,15 @@ impl Writer {
             self.given.push(false);
         }
         if number == self.view.targets.len() {
-            let old = self.view.targets.iter().map(TargetState::copy);
-            let new = (number..(number * 2).max(8)).map(|_| TargetState::default());
+            let targets = Targets::new(number + 1, Some(&self.view.targets));
             let view = View {
-                targets: old.chain(new).collect(),
+                targets: Arc::new(targets),
                 ..View::clone(&self.view)
             };
             self.publish(views, view);
         }
         self.given[number] = true;
-        self.view.targets[number].set_whole(true);
+        self.view.targets.set_whole(target, true);
         target
     }
 
@@ -103,8 +102,8 @@ impl Writer {
         self.given.get(target.0 as usize) == Some(&true)
     }
 
-    pub(crate) fn state(&self, target: Target) -> &TargetState {
-        &self.view.targets[target.0 as usize]
+    pub(crate) fn targets(&self) -> &Targets {
+        &self.view.targets
     }
 
     pub(crate) fn store(
@@ -118,7 +117,7 @@ impl Writer {
             return;
         }
         let holder = Holder::new(target, tier);
-        let mut held = self.state(target).held(tier);
+        let mut held = self.targets().held(target, tier);
         self.fetch_first(blocks);
         for (place, hash) in blocks.iter().enumerate() {
             if let Some(later) = blocks.get(place + AHEAD) {
@@ -127,7 +126,7 @@ impl Writer {
             self.make_room_for_a_set(views);
             held += u64::from(self.store_one(views, holder, *hash));
         }
-        self.state(target).set_held(tier, held);
+        self.targets().set_held(target, tier, held);
     }
 
     pub(crate) fn remove(
@@ -141,7 +140,7 @@ impl Writer {
             return;
         }
         let holder = Holder::new(target, tier);
-        let mut held = self.state(target).held(tier);
+        let mut held = self.targets().held(target, tier);
         self.fetch_first(blocks);
         for (place, hash) in blocks.iter().enumerate() {
             if let Some(later) = blocks.get(place + AHEAD) {
@@ -150,7 +149,7 @@ impl Writer {
             self.make_room_for_a_set(views);
             held -= u64::from(self.remove_one(views, holder, *hash));
         }
-        self.state(target).set_held(tier, held);
+        self.targets().set_held(target, tier, held);
         self.shrink_sets(views);
     }
 
@@ -244,7 +243,10 @@ impl Writer {
         target: Target,
         tiers: &[Tier],
     ) {
-        if tiers.iter().all(|tier| self.state(target).held(*tier) == 0) {
+        if tiers
+            .iter()
+            .all(|tier| self.targets().held(target, *tier) == 0)
+        {
             return;
         }
         let mut gone = Vec::new();
@@ -257,8 +259,8 @@ impl Writer {
                 self.make_room_for_a_set(views);
                 self.remove_one(views, holder, *hash);
             }
-            let state = self.state(target);
-            state.set_held(*tier, state.held(*tier) - gone.len() as u64);
+            let held = self.targets().held(target, *tier) - gone.len() as u64;
+            self.targets().set_held(target, *tier, held);
             gone.clear();
         }
         self.shrink_sets(views);
@@ -302,7 +304,7 @@ impl Writer {
             + size_of::<View>()
             + tables.sum::<usize>()
             + self.sets.bytes()
-            + size_of_val(&*self.view.targets)
+            + self.view.targets.bytes()
             + targets
     }
 }

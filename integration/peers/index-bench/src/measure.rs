@@ -1,6 +1,7 @@
 //! One subject, measured.
 
 use std::hint::black_box;
+use std::time::Instant;
 
 use anyhow::Result;
 
@@ -11,7 +12,7 @@ use crate::workload::{Event, Sequence, Workload, sequence};
 /// Events that are made before each measured stretch.
 const STRETCH: usize = 16_384;
 /// How often a long sequence is asked for.
-const REPEATS: usize = 200;
+const REPEATS: usize = 1000;
 /// Lengths of long sequences, in blocks.
 pub(crate) const LENGTHS: [usize; 5] = [64, 256, 1024, 4096, 8192];
 /// How many hold each, all of it.
@@ -144,9 +145,9 @@ fn finds<S: Subject>(
         if let Some(event) = between.next() {
             subject.apply(event)?;
         }
-        let start = clock::thread_ns();
+        let start = Instant::now();
         let answer = black_box(subject.find(query));
-        let time = clock::thread_ns() - start;
+        let time = clock::elapsed_ns(start);
         Ok((time.saturating_sub(overhead), subject.read(&answer)))
     };
     let mut trace = Vec::new();
