@@ -9,7 +9,7 @@ use baton_daemon::http::{Client, ClientLimits};
 use baton_proto::load::{LoadReport, Measured, Origin};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::Ticket;
-use baton_proto::worker::{EngineKind, Role, Tier, TierBlocks, WorkerInfo};
+use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
 use baton_sidecar_core::engine::{Attached, Engine, Following, Leg, Prefilled, Verdict};
 use baton_sidecar_core::view::Feed;
@@ -21,9 +21,10 @@ use crate::follow;
 use crate::follow::folder::EventsFolder;
 use crate::follow::source::{EventSource, EventsConfig, sources_told};
 use crate::handshake::Handshake;
-use crate::http::{EngineHttp, Model};
+use crate::http::EngineHttp;
 use crate::metrics_page::MetricsPage;
 use crate::side_channel::SideChannel;
+use crate::worker_info::info;
 
 /// Version whose wire facts this sidecar was verified with.
 const VERIFIED: &str = "0.32.";
@@ -221,50 +222,6 @@ fn whole_number(value: f64) -> u64 {
     )]
     let number = value.max(0.0) as u64;
     number
-}
-
-fn info(
-    version: String,
-    models: &[Model],
-    role: Role,
-    handshake: Option<&Handshake>,
-    page: &MetricsPage<'_>,
-) -> WorkerInfo {
-    let geometry = handshake.map(|handshake| &handshake.geometry);
-    let label = |name| {
-        page.label("vllm:cache_config_info", name)
-            .and_then(|text| text.parse::<u64>().ok())
-    };
-    let blocks = label("num_gpu_blocks").or(geometry.map(|geometry| geometry.num_blocks));
-    let (adapters, base): (Vec<_>, Vec<_>) =
-        models.iter().partition(|model| model.parent.is_some());
-    WorkerInfo {
-        engine: EngineKind::Vllm,
-        engine_version: version,
-        role,
-        models: base.iter().map(|model| model.id.clone()).collect(),
-        model_digest: None,
-        lora_adapters: adapters.iter().map(|model| model.id.clone()).collect(),
-        ranks: 1,
-        block_size: geometry
-            .map(|geometry| geometry.block_size)
-            .or(label("block_size").and_then(|size| u32::try_from(size).ok())),
-        capacity: blocks
-            .map(|blocks| TierBlocks {
-                tier: Tier::Device,
-                blocks,
-            })
-            .into_iter()
-            .collect(),
-        kv_bytes_per_token: geometry.map(crate::handshake::Geometry::bytes_per_token),
-        max_sequences: None,
-        max_batched_tokens: None,
-        context_length: base.iter().find_map(|model| model.max_model_len),
-        tokenizer_digest: None,
-        chat_template_digest: None,
-        topology: BTreeMap::new(),
-        compatibility: None,
-    }
 }
 
 impl Engine for VllmEngine {

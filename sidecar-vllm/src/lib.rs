@@ -17,3 +17,4 @@ pub mod http;
 pub mod metrics_page;
 pub mod side_channel;
 pub mod transfer_params;
+mod worker_info;
