@@ -4,7 +4,7 @@
 //! text, fail in every way and die where the real ones die. [`fleet`] puts a router
 //! and sidecars, each on a runtime of its own, around such engines. [`client`] speaks HTTP byte by byte, for a client that
 //! behaves badly is made of bytes. [`direct`] speaks Baton's own protocol, for a peer that does. [`replay`] shows what
-//! recordings contain and what a sidecar makes of them.
+//! recordings contain and what a sidecar makes of them, [`kv_scene`] what it makes of KV events on a bad wire.
 //!
 //! This crate must never be needed by another one. Its assertions are in the harness where they hold for every test:
 //! see [`fleet::Fleet::finish`].
@@ -25,9 +25,11 @@ pub mod direct;
 pub mod emulated;
 pub mod fleet;
 pub mod hostile;
+pub mod kv_scene;
 pub mod page;
 pub mod panics;
 pub mod ports;
 pub mod replay;
 pub mod telemetry;
+pub mod view_probe;
 pub mod wait;

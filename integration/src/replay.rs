@@ -28,7 +28,8 @@ mod text;
 ///
 /// It reads KV events (one JSON object a line, `{"frames_hex": ["topic", "sequence number", "payload"]}`), exchanges with the
 /// replay socket, requests and answers, and handshakes, and recognises which it is. KV events go through the code that a
-/// sidecar runs; the view that results is what a router would be told.
+/// sidecar runs; the view that results is what a router would be told. In what a sidecar recorded (--record), the losses and
+/// restarts that it saw are heeded, too.
 #[derive(Debug, Parser)]
 #[command(name = "baton-replay", version, after_help = EXAMPLES)]
 pub struct Args {

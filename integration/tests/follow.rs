@@ -10,23 +10,16 @@
     reason = "clippy sees no test in the functions beside the tests"
 )]
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::vllm::publisher::{EventFault, Mangled, ReplayFault};
 use baton_integration::emulated::vllm::{Config, EmulatedVllm, EngineId, EventsConfig, MODEL};
+use baton_integration::kv_scene::Watched;
 use baton_integration::wait::{PATIENCE, until};
 use baton_integration::{client, ports};
-use baton_proto::event::Blocks;
-use baton_proto::frame::FrameReader;
 use baton_proto::hash::{Namespace, SequenceHash, sequence_hashes};
-use baton_proto::watch::WatchFrame;
-use baton_proto::worker::{EngineKind, Role, Tier, WorkerInfo};
-use baton_sidecar_core::engine::Following;
-use baton_sidecar_core::view::metrics::ViewMetrics;
-use baton_sidecar_core::view::{Feed, KvView, RankStatus};
-use baton_sidecar_vllm::follow;
+use baton_sidecar_core::view::RankStatus;
 use baton_sidecar_vllm::follow::source::{EventSource, sources_told};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -34,33 +27,10 @@ use serde_json::{Value, json};
 
 const BLOCK: u32 = 16;
 
-fn info() -> WorkerInfo {
-    WorkerInfo {
-        engine: EngineKind::Vllm,
-        engine_version: String::new(),
-        role: Role::Local,
-        models: vec![MODEL.to_owned()],
-        model_digest: None,
-        lora_adapters: vec![],
-        ranks: 1,
-        block_size: Some(BLOCK),
-        capacity: vec![],
-        kv_bytes_per_token: None,
-        max_sequences: None,
-        max_batched_tokens: None,
-        context_length: None,
-        tokenizer_digest: None,
-        chat_template_digest: None,
-        topology: BTreeMap::new(),
-        compatibility: None,
-    }
-}
-
 /// An engine and who follows it.
 struct Scene {
     engine: EmulatedVllm,
-    view: Arc<KvView>,
-    following: Following,
+    watched: Watched,
     random: StdRng,
 }
 
@@ -81,7 +51,7 @@ fn config(blocks: u32, seed: u64) -> Config {
     }
 }
 
-fn start(engine: &EmulatedVllm, feed: &Feed) -> Following {
+fn sources(engine: &EmulatedVllm) -> Vec<EventSource> {
     let ranks = engine.config().ranks as usize;
     let told = (0..ranks).filter_map(|rank| engine.event_source(rank));
     let told = told.filter_map(|told| told.as_object().cloned()).flatten();
@@ -92,20 +62,18 @@ fn start(engine: &EmulatedVllm, feed: &Feed) -> Following {
         host: "127.0.0.1".to_owned(),
         asked: None,
     };
-    let sources = sources_told(told).into_iter().map(source).collect();
-    follow::start(sources, feed).expect("the engine has events")
+    sources_told(told).into_iter().map(source).collect()
 }
 
 impl Scene {
     async fn new(config: Config, seed: u64) -> Self {
         let engine = EmulatedVllm::new(config);
         engine.start().await;
-        let view = KvView::new(ViewMetrics::default(), None);
-        let feed = view.begin(&info());
+        let mut watched = Watched::new();
+        watched.follow(sources(&engine), BLOCK);
         Self {
-            following: start(&engine, &feed),
             engine,
-            view,
+            watched,
             random: StdRng::seed_from_u64(seed),
         }
     }
@@ -181,32 +149,12 @@ impl Scene {
         sequence.collect()
     }
 
-    /// What the view says that it holds.
-    fn known(&self, wanted: u32) -> BTreeSet<SequenceHash> {
-        let mut reader = FrameReader::default();
-        self.view.snapshot().for_each(|part| reader.push(&part));
-        let mut known = BTreeSet::new();
-        while let Some(frame) = reader.next::<WatchFrame>().unwrap() {
-            let WatchFrame::Snapshot {
-                rank, tier, blocks, ..
-            } = frame
-            else {
-                panic!("{frame:?}");
-            };
-            let Blocks(blocks) = blocks;
-            assert!(blocks.is_empty() || tier == Tier::Device);
-            if rank == wanted {
-                known.extend(blocks);
-            }
-        }
-        known
+    fn known(&self, rank: u32) -> BTreeSet<SequenceHash> {
+        self.watched.known(rank)
     }
 
     fn status(&self, rank: u32) -> RankStatus {
-        let mut ranks = self.view.ranks().into_iter();
-        ranks
-            .find(|status| status.rank == rank)
-            .expect("the rank is watched")
+        self.watched.status(rank)
     }
 
     /// Waits until all that was published has arrived.
@@ -214,7 +162,8 @@ impl Scene {
         let at = rank as usize;
         let arrived = || async {
             let last = self.engine.next_event(at).unwrap().checked_sub(1);
-            self.status(rank).last_seq == last
+            let status = self.status(rank);
+            status.last_seq == last && !status.deaf
         };
         until("all events to arrive", arrived).await;
         self.status(rank)
@@ -400,6 +349,26 @@ async fn an_engine_that_dies_takes_its_blocks_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn of_an_engine_that_cannot_be_heard_nothing_is_said_to_be_known() {
+    let mut config = config(28, 8);
+    let events = config.events.as_mut().unwrap();
+    events.endpoint = format!("tcp://*:{}", ports::free().port());
+    events.replay_endpoint = Some(format!("tcp://{}", ports::free()));
+    let mut scene = Scene::new(config, 8).await;
+    for _ in 0..4 {
+        scene.ask().await;
+    }
+    scene.is_exact("before").await;
+    assert!(!scene.known(0).is_empty());
+    scene.engine.kill().await;
+    let told = || async { scene.status(0).deaf && scene.known(0).is_empty() };
+    until("the view to be taken back", told).await;
+    scene.engine.restart(EngineId::Same).await;
+    scene.ask().await;
+    scene.is_exact("after").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn numbers_that_begin_again_are_a_new_life() {
     let mut scene = Scene::new(config(28, 1), 1).await;
     for _ in 0..5 {
@@ -422,12 +391,11 @@ async fn whoever_joins_late_is_certain_only_if_history_reaches_back() {
         }
         scene.is_exact("from the beginning").await;
         scene.raise(EventFault::ForgetHistory { keep });
-        let feed = scene.view.begin(&info());
-        scene.following = start(&scene.engine, &feed);
+        scene.watched.follow(sources(&scene.engine), BLOCK);
         assert!(!scene.status(0).doubts.is_empty(), "nothing was heard yet");
         let status = scene.check("joined late").await;
         assert_eq!(status.doubts.is_empty(), exact, "{status:?}");
-        assert!(scene.view.wants_reports() != exact);
+        assert!(scene.watched.view().wants_reports() != exact);
     }
 }
 
@@ -437,7 +405,7 @@ async fn an_idle_engine_is_no_loss_and_one_without_a_past_is_certain() {
     scene.is_exact("nothing was published yet").await;
     scene.ask().await;
     scene.is_exact("one request").await;
-    let messages = |scene: &Scene| scene.view.metrics().messages.get();
+    let messages = |scene: &Scene| scene.watched.messages();
     let before = messages(&scene);
     // Longer than it takes for the follower to ask whether it missed anything.
     tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
@@ -466,9 +434,9 @@ async fn blocks_that_are_reused_are_learnt_anew_when_asked_for() {
     scene.ask_news(0).await;
     scene.ask_news(0).await;
     scene.check("something was lost").await;
-    assert!(scene.view.wants_reports());
+    assert!(scene.watched.view().wants_reports());
     let lost = scene.held(0).len() - scene.known(0).len();
-    let guard = scene.view.ask_for_reports();
+    let guard = scene.watched.view().ask_for_reports();
     scene.send(&ask(Some("full")), 0).await;
     scene.check("told again").await;
     let still = scene.held(0).len() - scene.known(0).len();
@@ -500,7 +468,7 @@ async fn a_replay_socket_that_says_nothing_holds_nothing_up_for_long() {
     for fault in [ReplayFault::Mute, ReplayFault::NoEndMarker] {
         let mut scene = Scene::new(config(28, 7), 7).await;
         // What is published before the subscription has arrived is had from the replay socket alone.
-        while scene.view.metrics().messages.get() == 0 {
+        while scene.watched.messages() == 0 {
             scene.ask_news(0).await;
             scene.is_exact("before").await;
         }

@@ -240,6 +240,48 @@ fn ranks_holes_and_what_comes_twice() {
     assert!(text.contains("3 later messages"), "{text}");
 }
 
+/// A sidecar writes down what its connections showed and no number does.
+#[test]
+fn what_befell_the_stream_is_heeded() {
+    let stored = |hash: u64| {
+        json!({"type": "BlockStored", "block_hashes": [hash], "parent_block_hash": null,
+            "token_ids": [hash, hash], "block_size": 2, "extra_keys": [null], "medium": "GPU"})
+    };
+    let (first, next) = (line(0, 0, &stored(1)), line(0, 1, &stored(2)));
+    for (between, certain, doubts, blocks) in [
+        (json!({"rank": 0, "event": "lost"}), false, vec!["gap"], 1),
+        (
+            json!({"rank": 0, "event": "restart"}),
+            false,
+            vec!["joined_late"],
+            1,
+        ),
+        (json!({"attached": {}}), false, vec!["joined_late"], 1),
+        (json!({"rank": 0, "event": "silent"}), true, vec![], 2),
+        (json!({"rank": 1, "event": "lost"}), true, vec![], 2),
+        (
+            json!({"rank": 0, "event": "of a later release"}),
+            true,
+            vec![],
+            2,
+        ),
+    ] {
+        let log = [first.clone(), between.to_string(), next.clone()].join("\n");
+        let output = replay_stdin(&["--json", "-"], log.as_bytes());
+        let rank = &reports(&output)[0]["view"]["ranks"][0];
+        let seen = (
+            &rank["certain"],
+            &rank["doubts"],
+            &rank["tiers"][0]["blocks"],
+        );
+        let expected = (&json!(certain), &json!(doubts), &json!(blocks));
+        assert_eq!(seen, expected, "{between}");
+        let output = replay_stdin(&["--json", "--until", "0", "-"], log.as_bytes());
+        let rank = &reports(&output)[0]["view"]["ranks"][0];
+        assert_eq!(rank["last_seq"], 0, "{between}");
+    }
+}
+
 /// Damage done to one line of a good log, and what is said of it.
 type Harm = (&'static str, fn(&mut Value), &'static str);
 
@@ -247,7 +289,7 @@ const HARMS: &[Harm] = &[
     (
         "no frames",
         |line| line["frames_hex"] = json!(null),
-        "no line of KV events: invalid type: null",
+        "no line of KV events: it has no frames_hex",
     ),
     (
         "half a digit",

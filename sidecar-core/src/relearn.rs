@@ -11,8 +11,9 @@ use crate::engine::Engine;
 /// How long a view must have been uncertain. What requests report of reused blocks may make up for most of it.
 const UNCERTAIN: Duration = Duration::from_secs(10);
 
-/// How long after one reset another one may follow. An idle engine tells of a reset only with its next request (vLLM 0.32.0).
-const AGAIN: Duration = Duration::from_mins(5);
+/// How long after one reset another one may follow. An idle engine tells of a reset only with its next request (vLLM 0.32.0),
+/// and of the first one amid that request's reports: it takes two.
+const AGAIN: Duration = Duration::from_secs(30);
 
 /// Longest the engine may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -27,7 +28,7 @@ pub(crate) struct Relearn {
 impl Relearn {
     /// Looks once, about once a second.
     pub(crate) async fn look<E: Engine>(&mut self, core: &Core<E>) {
-        if !core.args.reset_uncertain_cache || !core.view.wants_reports() {
+        if !core.args.reset_uncertain_cache || !core.view.is_uncertain() {
             self.uncertain_since = None;
             return;
         }
@@ -64,7 +65,7 @@ mod tests {
         assert!(!relearn.is_time(start + UNCERTAIN / 2));
         assert!(relearn.is_time(start + UNCERTAIN));
         relearn.reset_at = Some(start + UNCERTAIN);
-        assert!(!relearn.is_time(start + UNCERTAIN * 2));
+        assert!(!relearn.is_time(start + UNCERTAIN + AGAIN / 2));
         assert!(relearn.is_time(start + UNCERTAIN + AGAIN));
         relearn.uncertain_since = None;
         assert!(!relearn.is_time(start + UNCERTAIN + AGAIN));

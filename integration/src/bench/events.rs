@@ -141,7 +141,9 @@ fn stored(first: u64, blocks: usize) -> Event {
     Event::Stored(Stored {
         hashes: numbers.clone().map(hash).collect(),
         tokens: numbers
-            .flat_map(|number| (0..u64::from(BLOCK)).map(move |at| (number * 31 + at * 7) % 128_000))
+            .flat_map(|number| {
+                (0..u64::from(BLOCK)).map(move |at| (number * 31 + at * 7) % 128_000)
+            })
             .map(|token| u32::try_from(token).unwrap_or_default())
             .collect(),
         block_size: BLOCK,
@@ -226,7 +228,9 @@ impl Traffic {
                 apply(payload)?;
             }
             used += thread_time()? - started;
-            let more = view.after(after, usize::MAX).context("the journal is long enough")?;
+            let more = view
+                .after(after, usize::MAX)
+                .context("the journal is long enough")?;
             after = more.last;
             churn.extend(more.entries);
         }
@@ -263,11 +267,7 @@ struct Journals {
 /// A batch as a plain reader has it.
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "read to be thrown away")]
-struct PlainBatch(
-    f64,
-    Vec<PlainEvent>,
-    Option<u32>,
-);
+struct PlainBatch(f64, Vec<PlainEvent>, Option<u32>);
 
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "read to be thrown away")]
@@ -363,7 +363,9 @@ async fn fill(fleet: &Fleet, number: usize, blocks: usize) -> Result<()> {
     let name = format!("e{number}");
     let base = (number as u64) << 32;
     for first in (0..blocks as u64).step_by(STEP) {
-        let told = fleet.engine(&name).publish(0, vec![stored(base + first, STEP)]);
+        let told = fleet
+            .engine(&name)
+            .publish(0, vec![stored(base + first, STEP)]);
         told.context("the engine has events")?;
     }
     let started = Instant::now();
@@ -375,7 +377,10 @@ async fn fill(fleet: &Fleet, number: usize, blocks: usize) -> Result<()> {
             return Ok(());
         }
         let limit = Duration::from_secs(60);
-        ensure!(started.elapsed() < limit, "{name}'s sidecar knows {known} of {blocks} blocks");
+        ensure!(
+            started.elapsed() < limit,
+            "{name}'s sidecar knows {known} of {blocks} blocks"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -17,6 +17,15 @@ use super::chains::Chains;
 use super::contents::{self, Contents};
 use super::report::{EventReport, RankReport, TierReport, View};
 
+/// What a sidecar knew of a stream that its messages do not tell.
+#[derive(Clone, Copy)]
+pub(super) enum Befallen {
+    /// Messages may have been lost.
+    Lost,
+    /// The engine is in a new life.
+    Restart,
+}
+
 /// A sidecar's part of the way, and a count of what comes along it.
 pub(super) struct Feed {
     model: Option<String>,
@@ -50,6 +59,46 @@ impl Feed {
     /// A message whose frames are no message.
     pub(super) fn bad_frames(&mut self) {
         self.contents.odd(Oddity::Frames);
+    }
+
+    /// Something befell the stream of a rank.
+    pub(super) fn befell(&mut self, rank: u32, what: Befallen) {
+        if self.is_at_its_end(rank) {
+            return;
+        }
+        // Before its first message a stream has nothing to lose.
+        let Some(mirror) = self
+            .mirror
+            .as_mut()
+            .filter(|mirror| mirror.rank(rank).is_some())
+        else {
+            return;
+        };
+        match what {
+            Befallen::Lost => mirror.lose(rank),
+            Befallen::Restart => mirror.restart(rank),
+        };
+    }
+
+    /// The engine began a life, and its view with it.
+    pub(super) fn attached(&mut self) {
+        let mut ranks = self.mirror.iter().flat_map(Mirror::ranks);
+        let is_over = ranks.any(|(rank, _)| self.is_at_its_end(rank));
+        drop(ranks);
+        if !is_over {
+            self.mirror = None;
+        }
+    }
+
+    /// Whether the rank was to stop at the last message that was applied.
+    fn is_at_its_end(&self, rank: u32) -> bool {
+        let view = self.mirror.as_ref().and_then(|mirror| mirror.rank(rank));
+        let last = view.and_then(RankView::last_seq);
+        let reached = self
+            .until
+            .zip(last)
+            .is_some_and(|(until, last)| last >= until);
+        reached || self.stopped.contains(&rank)
     }
 
     /// A message; what is wrong with it if it cannot be decoded. Then its number counts all the same.

@@ -1,4 +1,4 @@
-//! Published KV events: one message a line.
+//! Published KV events: one message a line, and in a sidecar's recording between them what befell their stream.
 
 use std::io::Write;
 
@@ -6,7 +6,7 @@ use baton_sidecar_vllm::events::message::Message;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::feed::Feed;
+use super::feed::{Befallen, Feed};
 use super::input::Input;
 use super::report::EventReport;
 use super::{Args, Damaged, Failure};
@@ -15,9 +15,10 @@ use super::{Args, Damaged, Failure};
 #[derive(Deserialize)]
 struct Recorded {
     frames_hex: Option<Vec<String>>,
-    /// A sidecar's recording also says what befell the stream; its messages show that by themselves.
+    /// A sidecar's recording also says what befell the stream of a rank: connections showed it, and no number does.
     event: Option<String>,
-    /// And what the engine is.
+    rank: Option<u32>,
+    /// And what the engine is, at the beginning of each of its lives.
     attached: Option<Value>,
     /// What the recorder took for the sequence number.
     seq: Option<u64>,
@@ -30,9 +31,17 @@ pub(super) fn read<W: Write>(
 ) -> Result<EventReport, Failure> {
     let mut feed = Feed::new(args);
     while let Some(line) = input.next_line()? {
-        let told = match frames_of(&line.text) {
-            Ok(Some((frames, seq))) => message(&mut feed, &frames, seq),
-            Ok(None) => Ok(()),
+        let told = match told(&line.text) {
+            Ok(Told::Message(frames, seq)) => message(&mut feed, &frames, seq),
+            Ok(Told::Befell(rank, what)) => {
+                feed.befell(rank, what);
+                Ok(())
+            }
+            Ok(Told::Attached) => {
+                feed.attached();
+                Ok(())
+            }
+            Ok(Told::Else) => Ok(()),
             Err(what) => Err(what),
         };
         if let Err(what) = told {
@@ -42,17 +51,35 @@ pub(super) fn read<W: Write>(
     Ok(feed.finish())
 }
 
-/// The frames of a line, and what was taken for their number; nothing for a line that tells of something else.
-type Frames = Option<(Vec<Vec<u8>>, Option<u64>)>;
+/// What a line says.
+enum Told {
+    /// Frames, and what was taken for their number.
+    Message(Vec<Vec<u8>>, Option<u64>),
+    /// Something befell the stream of a rank.
+    Befell(u32, Befallen),
+    /// The engine began a life.
+    Attached,
+    /// Something that changes no view.
+    Else,
+}
 
-fn frames_of(line: &[u8]) -> Result<Frames, String> {
+fn told(line: &[u8]) -> Result<Told, String> {
     let recorded: Recorded =
         serde_json::from_slice(line).map_err(|error| format!("no line of KV events: {error}"))?;
-    match recorded.frames_hex {
-        Some(frames) => Ok(Some((unhex_all(&frames)?, recorded.seq))),
-        None if recorded.event.is_some() || recorded.attached.is_some() => Ok(None),
-        None => Err("no line of KV events: it has no frames_hex".to_owned()),
+    if let Some(frames) = recorded.frames_hex {
+        return Ok(Told::Message(unhex_all(&frames)?, recorded.seq));
     }
+    if recorded.attached.is_some() {
+        return Ok(Told::Attached);
+    }
+    let event = recorded.event.as_deref();
+    let event = event.ok_or_else(|| "no line of KV events: it has no frames_hex".to_owned())?;
+    let befallen = match event {
+        "lost" => Befallen::Lost,
+        "restart" => Befallen::Restart,
+        _ => return Ok(Told::Else),
+    };
+    Ok(Told::Befell(recorded.rank.unwrap_or_default(), befallen))
 }
 
 fn message(feed: &mut Feed, frames: &[Vec<u8>], seq: Option<u64>) -> Result<(), String> {

@@ -155,9 +155,11 @@ impl Doubts {
         self.0 == 0
     }
 
-    /// Whether the rank may hold blocks that are not in the view. Of a stream that is only unheard yet, nothing says so.
+    /// Whether the rank may hold blocks that are not in the view. Of a stream that is only unheard yet, nothing says so; and
+    /// of a cache that was cleared amid reports only the number of copies is in doubt. More reports would keep it so for ever.
     pub fn can_be_learnt_away(self) -> bool {
-        self.iter().any(|reason| reason != Oddity::Unheard)
+        self.iter()
+            .any(|reason| !matches!(reason, Oddity::Unheard | Oddity::Reports))
     }
 
     /// The reasons.

@@ -33,6 +33,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// After how long a silence the engine is asked whether there was something: the last messages before it leave no gap.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// How long without a connection a view is still told, so that one that comes back at once costs nothing.
+const DEAF: Duration = Duration::from_secs(2);
+
 /// Pause before sockets are opened anew.
 const REOPEN: Duration = Duration::from_secs(1);
 
@@ -80,8 +83,14 @@ struct Follower {
     sequencer: Sequencer,
     decoder: Decoder,
     connected: bool,
+    /// When the connection was seen last.
+    linked: Instant,
+    /// The view is not told, for nothing comes through.
+    deaf: bool,
     /// When something was heard last.
     heard: Instant,
+    /// When a question was asked last, or part of an answer came. Events go on meanwhile and are no answer.
+    answered: Instant,
     said: Option<zmq::Error>,
 }
 
@@ -94,7 +103,10 @@ impl Follower {
             stop,
             decoder: Decoder::default(),
             connected: false,
+            linked: Instant::now(),
+            deaf: false,
             heard: Instant::now(),
+            answered: Instant::now(),
             said: None,
         }
     }
@@ -110,6 +122,7 @@ impl Follower {
             let reopen = Instant::now() + REOPEN;
             while !self.stopped() && Instant::now() < reopen {
                 std::thread::park_timeout(LOOK);
+                self.tell_or_not();
             }
         }
     }
@@ -131,32 +144,52 @@ impl Follower {
     fn follow(&mut self, mut wire: impl Wire) -> Result<(), zmq::Error> {
         while !self.stopped() {
             let mut bad = 0;
-            let mut heard = wire.hear(LOOK, &mut bad)?;
+            let heard = wire.hear(LOOK, &mut bad)?;
             if bad > 0 {
                 self.strange(Oddity::Frames, bad);
             }
-            if heard.is_empty() {
-                heard.extend(self.silence());
-            } else {
+            if !heard.is_empty() {
                 self.heard = Instant::now();
             }
             self.hear_all(heard, &mut wire);
+            let silence = self.silence();
+            self.hear_all(silence.into_iter().collect(), &mut wire);
+            self.tell_or_not();
         }
         Ok(())
     }
 
-    /// What it means that nothing was heard until now.
-    fn silence(&mut self) -> Option<Heard> {
-        let silent = self.heard.elapsed();
-        let heard = if self.sequencer.is_asking() {
-            (silent >= PATIENCE).then_some(Heard::Unanswered)
-        } else {
-            (silent >= QUIET && self.connected).then_some(Heard::Quiet)
-        };
-        if heard.is_some() {
-            self.heard = Instant::now();
+    /// A view is not told while its engine cannot be heard, nor until what was missed has been told again.
+    fn tell_or_not(&mut self) {
+        let rank = self.source.rank;
+        if self.connected {
+            self.linked = Instant::now();
+            if self.deaf && !self.sequencer.is_asking() {
+                tracing::info!(rank, "the engine's KV events come through again");
+                self.deaf = false;
+                self.feed.hear(rank);
+            }
+        } else if !self.deaf && self.linked.elapsed() >= DEAF {
+            tracing::warn!(rank, "the engine's KV events do not come through");
+            self.deaf = true;
+            self.feed.deafen(rank);
         }
-        heard
+    }
+
+    /// What it means that nothing was heard until now, or no answer.
+    fn silence(&mut self) -> Option<Heard> {
+        let (since, longest, silence) = if self.sequencer.is_asking() {
+            (&mut self.answered, PATIENCE, Heard::Unanswered)
+        } else if self.connected {
+            (&mut self.heard, QUIET, Heard::Quiet)
+        } else {
+            return None;
+        };
+        if since.elapsed() < longest {
+            return None;
+        }
+        *since = Instant::now();
+        Some(silence)
     }
 
     fn hear_all(&mut self, heard: Vec<Heard>, wire: &mut impl Wire) {
@@ -176,12 +209,13 @@ impl Follower {
                 Heard::Live(..) => {
                     self.feed.metrics().messages.inc();
                 }
+                Heard::Again(..) => self.answered = Instant::now(),
                 Heard::End => self.feed.metrics().replayed(true),
                 Heard::Unanswered => {
                     self.feed.metrics().replayed(false);
                     wire.hush();
                 }
-                Heard::Again(..) | Heard::Quiet => {}
+                Heard::Quiet => {}
             }
             for step in self.sequencer.hear(heard) {
                 asked_anew |= matches!(step, Step::Ask(_) | Step::Hush);
@@ -197,6 +231,7 @@ impl Follower {
         }
         match step {
             Step::Ask(from) => {
+                self.answered = Instant::now();
                 // One that cannot be asked is one that does not answer.
                 if let Err(error) = wire.ask(from) {
                     self.say(error);

@@ -4,8 +4,12 @@
 //! Whatever a peer does, nothing here waits for it: sizes are bounded, a handshake that does not come is given up, the kernel
 //! finds a peer that is gone without a word, and an answer that does not come is the caller's to give up. ZMTP's own
 //! heartbeats are left out: not every implementation bears them, and one that does not ends the connection.
+//!
+//! libzmq connects anew by itself after every end of a connection but one: never again after a breach of the protocol, be it
+//! a message above the limit (4.3.4, `session_base_t::engine_error`). Then the socket is deaf for good, and has to be opened
+//! anew.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use zmq::{Context, POLLIN, Socket, SocketEvent};
 
@@ -28,6 +32,10 @@ const CONNECT: Duration = Duration::from_secs(6);
 /// Silence on a connection in seconds before the kernel probes it, between probes, and how many may fail.
 const KEEPALIVE: (i32, i32, i32) = (5, 2, 3);
 
+/// How long after a connection's end libzmq at most begins with the next one, if it does. It does so at once, on a thread
+/// that may have to wait for a core.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// A number for each monitor's endpoint.
 static MONITORS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
@@ -48,6 +56,9 @@ pub(super) struct ZmqWire {
     context: Context,
     events: Socket,
     monitor: Socket,
+    /// When a connection ended that was made from this side and is not tried again yet.
+    ended: Option<Instant>,
+    connects: bool,
     replay: Option<String>,
     question: Option<Socket>,
     /// The end of an answer is still to come.
@@ -69,6 +80,8 @@ impl ZmqWire {
             context: context.clone(),
             events,
             monitor,
+            ended: None,
+            connects: matches!(endpoints.way, Way::Connect(_)),
             replay: endpoints.replay.clone(),
             question: None,
             asked: false,
@@ -93,13 +106,17 @@ impl ZmqWire {
         Ok(heard)
     }
 
-    fn connections(&self) -> Result<Vec<Heard>, zmq::Error> {
+    fn connections(&mut self) -> Result<Vec<Heard>, zmq::Error> {
         let mut heard = Vec::new();
         while let Some(frames) = receive(&self.monitor)? {
             let event = frames.first().and_then(|frame| frame.first_chunk());
             match event.map(|event| SocketEvent::from_raw(u16::from_ne_bytes(*event))) {
                 Some(SocketEvent::HANDSHAKE_SUCCEEDED) => heard.push(Heard::Connected),
-                Some(SocketEvent::DISCONNECTED) => heard.push(Heard::Disconnected),
+                Some(SocketEvent::DISCONNECTED) => {
+                    self.ended = self.connects.then(Instant::now);
+                    heard.push(Heard::Disconnected);
+                }
+                Some(SocketEvent::CONNECT_RETRIED) => self.ended = None,
                 _ => {}
             }
         }
@@ -142,7 +159,12 @@ impl Wire for ZmqWire {
                 .map(|socket| socket.as_poll_item(POLLIN)),
         );
         zmq::poll(&mut items, patience)?;
-        self.read(bad)
+        let heard = self.read(bad)?;
+        let is_deaf = self.ended.is_some_and(|ended| ended.elapsed() > RETRY);
+        if heard.is_empty() && is_deaf {
+            return Err(zmq::Error::EPROTO);
+        }
+        Ok(heard)
     }
 
     fn ask(&mut self, from: u64) -> Result<(), zmq::Error> {
@@ -192,7 +214,12 @@ fn bound(socket: &Socket) -> Result<(), zmq::Error> {
 fn watch(context: &Context, socket: &Socket) -> Result<Socket, zmq::Error> {
     let number = MONITORS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let endpoint = format!("inproc://follow-{number}");
-    let events = SocketEvent::HANDSHAKE_SUCCEEDED.to_raw() | SocketEvent::DISCONNECTED.to_raw();
+    let events = [
+        SocketEvent::HANDSHAKE_SUCCEEDED,
+        SocketEvent::DISCONNECTED,
+        SocketEvent::CONNECT_RETRIED,
+    ];
+    let events = events.iter().fold(0, |all, event| all | event.to_raw());
     socket.monitor(&endpoint, i32::from(events))?;
     let monitor = context.socket(zmq::PAIR)?;
     monitor.set_linger(0)?;

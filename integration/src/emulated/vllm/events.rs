@@ -101,12 +101,12 @@ impl Batch {
 }
 
 /// A batch of whatever can be written.
-pub(super) fn encode<E: Serialize>(ts: f64, events: &[E], rank: u32) -> Vec<u8> {
+fn encode<E: Serialize>(ts: f64, events: &[E], rank: u32) -> Vec<u8> {
     rmp_serde::to_vec(&(ts, events, rank)).expect("a batch is writable")
 }
 
 /// An event as it is written.
-pub(super) struct WireEvent<'a> {
+struct WireEvent<'a> {
     form: Form,
     tag: &'static str,
     /// There in every release, also when they are nil.
@@ -116,7 +116,7 @@ pub(super) struct WireEvent<'a> {
 }
 
 impl<'a> WireEvent<'a> {
-    pub(super) fn new(event: &'a Event, form: Form, hash_form: HashForm) -> Self {
+    fn new(event: &'a Event, form: Form, hash_form: HashForm) -> Self {
         let (tag, always, said) = match event {
             Event::Stored(stored) => (
                 "BlockStored",

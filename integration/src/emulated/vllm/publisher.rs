@@ -149,6 +149,14 @@ impl Publisher {
         }
     }
 
+    /// Publishes a message that was recorded, byte for byte and under the number that it had.
+    pub fn publish_recorded(&self, number: u64, payload: Bytes) {
+        let mut line = self.desk.line.lock().unwrap();
+        for message in line.admit_recorded(number, payload) {
+            self.desk.enqueue(message);
+        }
+    }
+
     /// The number of the next batch.
     pub fn next_sequence(&self) -> u64 {
         self.desk.line.lock().unwrap().next_sequence()

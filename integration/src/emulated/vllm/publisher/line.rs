@@ -1,12 +1,12 @@
 //! In which order and under which numbers batches go out, what is kept of them, and what goes wrong with them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use bytes::Bytes;
-use serde::Serialize;
+use rmpv::Value;
 
 use super::{EventFault, Frames, Mangled, PublisherConfig, ReplayFault};
-use crate::emulated::vllm::events::{self, Batch, Event, WireEvent};
+use crate::emulated::vllm::events::{Batch, Event};
 
 /// Number of the message that ends a replay.
 const END: [u8; 8] = [0xff; 8];
@@ -48,13 +48,23 @@ impl Line {
 
     /// Numbers and remembers a batch; gives what goes out now.
     pub(super) fn admit(&mut self, batch: &Batch) -> Vec<Frames> {
+        let payload = batch.encode(self.config.form, self.config.hash_form);
+        self.pass(payload.into())
+    }
+
+    /// The same of a message that was recorded: it keeps its number.
+    pub(super) fn admit_recorded(&mut self, number: u64, payload: Bytes) -> Vec<Frames> {
+        self.next = number;
+        self.pass(payload)
+    }
+
+    fn pass(&mut self, payload: Bytes) -> Vec<Frames> {
         let planned = self.planned.pop_front();
         if planned == Some(Planned::LoseSilently) {
             return Vec::new();
         }
         let sequence = self.next;
         self.next += 1;
-        let payload = Bytes::from(batch.encode(self.config.form, self.config.hash_form));
         if planned != Some(Planned::Lose { replayable: false }) {
             self.remember(sequence, payload.clone());
         }
@@ -64,7 +74,7 @@ impl Line {
             None => vec![message],
             Some(Planned::Lose { .. } | Planned::LoseSilently) => Vec::new(),
             Some(Planned::Duplicate) => vec![message.clone(), message],
-            Some(Planned::Mangle(how)) => vec![self.mangle(how, batch, message)],
+            Some(Planned::Mangle(how)) => vec![mangled(how, message)],
             Some(Planned::SetAside) => {
                 self.aside = Some(message);
                 Vec::new()
@@ -90,41 +100,6 @@ impl Line {
 
     fn message(&self, sequence: u64, payload: Bytes) -> Frames {
         vec![self.topic(), number(sequence), payload]
-    }
-
-    fn mangle(&self, how: Mangled, batch: &Batch, mut message: Frames) -> Frames {
-        match how {
-            Mangled::NotMessagePack => {
-                message[2] = Bytes::from_static(b"\xc1\xff\x00 no MessagePack")
-            }
-            Mangled::Truncated => {
-                let middle = message[2].len() / 2;
-                message[2].truncate(middle);
-            }
-            Mangled::OtherShape => message[2] = Bytes::from_static(b"\x81\xa6events\x2a"),
-            Mangled::UnknownEvent => message[2] = self.with_unknown_event(batch),
-            Mangled::FrameMissing => message.truncate(2),
-            Mangled::FrameTooMany => message.push(Bytes::from_static(b"more")),
-            Mangled::ShortSequence => message[1].truncate(4),
-            Mangled::Huge { bytes } => {
-                let zeros = serde_bytes::ByteBuf::from(vec![0; bytes]);
-                message[2] = rmp_serde::to_vec(&zeros)
-                    .expect("bytes are writable")
-                    .into();
-            }
-        }
-        message
-    }
-
-    fn with_unknown_event(&self, batch: &Batch) -> Bytes {
-        let wire = |event| WireEvent::new(event, self.config.form, self.config.hash_form);
-        let known = batch.events.iter().map(|event| Foreign::Known(wire(event)));
-        let unknown = Foreign::Unknown(BTreeMap::from([
-            ("type", "BlockPromoted"),
-            ("medium", "GPU"),
-        ]));
-        let all: Vec<_> = std::iter::once(unknown).chain(known).collect();
-        events::encode(batch.ts, &all, batch.rank).into()
     }
 
     /// Plans what goes wrong, or does it if it is done at once.
@@ -202,11 +177,40 @@ impl Line {
     }
 }
 
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Foreign<'a> {
-    Known(WireEvent<'a>),
-    Unknown(BTreeMap<&'a str, &'a str>),
+fn mangled(how: Mangled, mut message: Frames) -> Frames {
+    match how {
+        Mangled::NotMessagePack => message[2] = Bytes::from_static(b"\xc1\xff\x00 no MessagePack"),
+        Mangled::Truncated => {
+            let middle = message[2].len() / 2;
+            message[2].truncate(middle);
+        }
+        Mangled::OtherShape => message[2] = Bytes::from_static(b"\x81\xa6events\x2a"),
+        Mangled::UnknownEvent => message[2] = with_unknown_event(&message[2]),
+        Mangled::FrameMissing => message.truncate(2),
+        Mangled::FrameTooMany => message.push(Bytes::from_static(b"more")),
+        Mangled::ShortSequence => message[1].truncate(4),
+        Mangled::Huge { bytes } => {
+            let zeros = serde_bytes::ByteBuf::from(vec![0; bytes]);
+            message[2] = rmp_serde::to_vec(&zeros)
+                .expect("bytes are writable")
+                .into();
+        }
+    }
+    message
+}
+
+fn with_unknown_event(payload: &[u8]) -> Bytes {
+    let mut batch = rmpv::decode::read_value(&mut &payload[..]).expect("a batch was encoded");
+    let unknown = [("type", "BlockPromoted"), ("medium", "GPU")];
+    let unknown = unknown.map(|(key, value)| (key.into(), value.into()));
+    if let Value::Array(parts) = &mut batch
+        && let Some(Value::Array(events)) = parts.get_mut(1)
+    {
+        events.insert(0, Value::Map(unknown.to_vec()));
+    }
+    let mut encoded = Vec::new();
+    rmpv::encode::write_value(&mut encoded, &batch).expect("a vector takes all");
+    encoded.into()
 }
 
 fn number(sequence: u64) -> Bytes {
