@@ -156,8 +156,8 @@ impl Sets {
             return Some(to);
         }
         self.load(from);
-        self.scratch.push(holder);
-        self.scratch.sort_unstable();
+        let place = self.scratch.partition_point(|other| *other < holder);
+        self.scratch.insert(place, holder);
         let to = self.intern();
         self.added = Some(Step { from, holder, to });
         Some(to)
@@ -184,10 +184,14 @@ impl Sets {
         Some(to)
     }
 
+    /// Writes the holders into scratch, in order.
     fn load(&mut self, holding: Holding) {
         self.scratch.clear();
         match holding.set() {
-            None => self.scratch.extend(holding.holders()),
+            None => {
+                self.scratch.extend(holding.holders());
+                self.scratch.sort_unstable();
+            }
             Some(name) => {
                 let set = &self.known[name.number as usize];
                 let holders = set.iter().flat_map(|known| known.set.holders.iter());

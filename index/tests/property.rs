@@ -155,9 +155,9 @@ impl Pair {
             held.extend(&blocks_of);
             self.index.store(target, tier, &blocks_of);
         } else {
-            blocks_of.iter().for_each(|hash| {
+            for hash in &blocks_of {
                 held.remove(hash);
-            });
+            }
             self.index.remove(target, tier, &blocks_of);
         }
     }
@@ -204,12 +204,12 @@ fn a_fleet_of_thousands_with_every_tier() {
     let mut naive = Naive::default();
     let sequence: Vec<u64> = (0..30).map(mix).collect();
     let targets: Vec<Target> = (0..4500).map(|_| index.add_target()).collect();
-    for target in &targets {
+    for target in targets.iter().step_by(4) {
         naive.0.insert(*target, Default::default());
         for tier in TIERS {
             let blocks =
                 mix(u64::from(target.number()) << 2 | naive::place(tier) as u64) as usize % 30;
-            let stored = &sequence[..blocks * usize::from(blocks % 5 == 0)];
+            let stored = &sequence[..blocks * usize::from(blocks.is_multiple_of(5))];
             index.store(*target, tier, stored);
             naive.tier(*target, tier).extend(stored);
         }
@@ -274,7 +274,7 @@ fn memory_follows_what_is_held() {
         let held: Vec<u64> = blocks
             .iter()
             .copied()
-            .filter(|hash| number == 0 || hash >> number & 3 == 0)
+            .filter(|hash| number == 0 || (hash >> number).is_multiple_of(4))
             .collect();
         index.store(*target, Tier::DEVICE, &held);
     }

@@ -80,9 +80,9 @@ fn churn(index: &Index, class: &mut Class, naive: &mut Naive, random: u64) {
         }
         1..3 => {
             index.clear(target, None);
-            TIERS
-                .iter()
-                .for_each(|tier| naive.tier(target, *tier).clear());
+            for tier in TIERS {
+                naive.tier(target, tier).clear();
+            }
         }
         3..10 => {
             let part: Vec<u64> = chain
@@ -92,16 +92,16 @@ fn churn(index: &Index, class: &mut Class, naive: &mut Naive, random: u64) {
                 .copied()
                 .collect();
             index.remove(target, tier, &part);
-            part.iter().for_each(|hash| {
+            for hash in &part {
                 naive.tier(target, tier).remove(hash);
-            });
+            }
         }
         10..50 => {
             let part: Vec<u64> = chain[cut..].iter().rev().copied().collect();
             index.remove(target, tier, &part);
-            part.iter().for_each(|hash| {
+            for hash in &part {
                 naive.tier(target, tier).remove(hash);
-            });
+            }
         }
         _ => {
             index.store(target, tier, &chain[..cut]);

@@ -11,12 +11,13 @@ pub(crate) const TIERS: [Tier; 4] = [Tier::DEVICE, Tier::HOST, Tier::DISK, Tier:
 pub(crate) struct Naive(pub(crate) BTreeMap<Target, [BTreeSet<u64>; 4]>);
 
 pub(crate) fn place(tier: Tier) -> usize {
-    TIERS.iter().position(|other| *other == tier).unwrap()
+    let place = TIERS.iter().position(|other| *other == tier);
+    place.expect("all tiers are named")
 }
 
 impl Naive {
     pub(crate) fn tier(&mut self, target: Target, tier: Tier) -> &mut BTreeSet<u64> {
-        &mut self.0.get_mut(&target).unwrap()[place(tier)]
+        &mut self.0.entry(target).or_default()[place(tier)]
     }
 
     pub(crate) fn find(&self, sequence: &[u64]) -> Vec<Match> {
