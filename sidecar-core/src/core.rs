@@ -184,7 +184,7 @@ impl<E: Engine> Core<E> {
         }
         if let Some(recorder) = self.view.recorder() {
             let Attached { incarnation, info } = attached;
-            recorder.attached(json!({"incarnation": incarnation, "info": info}));
+            recorder.attached(&json!({"incarnation": incarnation, "info": info}));
         }
         let feed = self.view.begin(&attached.info);
         *followed = Followed {

@@ -52,7 +52,7 @@ impl Recorder {
     }
 
     /// What the engine is.
-    pub fn attached(&self, attached: Value) {
+    pub fn attached(&self, attached: &Value) {
         self.line(json!({ "attached": attached }));
     }
 
