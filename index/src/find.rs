@@ -80,12 +80,13 @@ impl Search<'_> {
     fn all(&self, matches: &mut Vec<Match>) -> Result<(), Stale> {
         self.fetch_between(0, self.sequence.len() - 1);
         let (first, ()) = self.look(0, |holders| {
+            matches.reserve(holders.len());
+            let mut before = None;
             for holder in holders {
-                if matches.last().map(|last| last.target) != Some(holder.target()) {
-                    let mut by_tier = [0; TIERS];
-                    by_tier[holder.tier().place()] = 1;
-                    let target = holder.target();
-                    matches.push(Match { target, by_tier });
+                // Of a target's tiers, the lowest comes first.
+                let target = Some(holder.target());
+                if std::mem::replace(&mut before, target) != target {
+                    matches.push(one_block(*holder));
                 }
             }
         })?;
@@ -99,7 +100,7 @@ impl Search<'_> {
 
     fn chunk(&self, first: Holding, chunk: &mut [Match]) -> Result<(), Stale> {
         let all = u64::MAX >> (CHUNK - chunk.len());
-        let straight = bits(all).filter(|bit| self.view.is_straight(chunk[*bit].target));
+        let straight = bits(all).filter(|bit| self.view.targets.is_straight(chunk[*bit].target));
         let straight = straight.fold(0, |straight, bit| straight | 1 << bit);
         if straight != 0 {
             let last = self.sequence.len() - 1;
@@ -108,7 +109,10 @@ impl Search<'_> {
                 holding: first,
                 candidates: straight,
             };
-            let end = self.edge(last, start, 0, chunk)?;
+            let end = match self.as_known(last, start, start) {
+                Some(end) => end,
+                None => self.edge(last, start, 0, chunk)?,
+            };
             bits(end.candidates).for_each(|bit| extend(&mut chunk[bit], last + 1));
             self.bisect(start, end, 0, chunk)?;
         }
@@ -128,7 +132,7 @@ impl Search<'_> {
             bits(lost).for_each(|bit| extend(&mut chunk[bit], high.place));
             return Ok(());
         }
-        if depth % 3 == 0 && depth > 0 {
+        if depth.is_multiple_of(3) && depth > 0 {
             self.fetch_between(low.place, high.place);
         }
         let middle = low.place.midpoint(high.place);
@@ -262,11 +266,19 @@ fn tier_of(holders: &[Holder], target: Target) -> usize {
     holders[place].tier().place()
 }
 
+/// The first block's holder, before more is known.
+fn one_block(holder: Holder) -> Match {
+    // Without writing a part of what is then read as a whole, which would have to wait.
+    let by_tier = std::array::from_fn(|tier| u32::from(tier == holder.tier().place()));
+    let target = holder.target();
+    Match { target, by_tier }
+}
+
 /// A match in one tier turns out to be so long.
 fn extend(found: &mut Match, blocks: usize) {
-    for tier in found.by_tier.iter_mut().filter(|tier| **tier > 0) {
-        *tier = blocks as u32;
-    }
+    let blocks = blocks as u32;
+    // All tiers alike, without a branch.
+    found.by_tier = found.by_tier.map(|tier| if tier > 0 { blocks } else { 0 });
 }
 
 /// Counts a stretch of blocks that have the same holders.

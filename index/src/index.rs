@@ -87,15 +87,13 @@ impl Index {
     pub fn set_whole(&self, target: Target, whole: bool) {
         let writer = self.writer.lock();
         if writer.is_given(target) {
-            writer.state(target).set_whole(whole);
+            writer.targets().set_whole(target, whole);
         }
     }
 
     /// How many blocks a target's tier holds.
     pub fn blocks(&self, target: Target, tier: Tier) -> u64 {
-        let view = self.views.load();
-        let state = view.targets.get(target.number() as usize);
-        state.map_or(0, |state| state.held(tier))
+        self.views.load().targets.held(target, tier)
     }
 
     /// Finds who holds how much of a sequence, from its beginning. Allocates only what `found` has not room for yet.

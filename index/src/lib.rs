@@ -19,6 +19,11 @@
 //! The lock-free parts are model-checked: `RUSTFLAGS="--cfg loom" cargo test -p baton-index --release --test loom`
 //! (with a target folder of its own, or everything is built anew each time).
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "hashes, places and numbers are cut to the bits that a word or a table has for them"
+)]
+
 mod find;
 mod index;
 mod sets;

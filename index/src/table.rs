@@ -170,19 +170,13 @@ impl Table {
     }
 
     /// Has the bucket of a block fetched, without waiting for it.
+    #[inline]
     pub(crate) fn fetch(&self, hash: u64) {
         prefetch_index(&self.buckets, self.home(hash));
     }
 
-    /// Has the next bucket fetched, too, if the block may be in that one.
-    pub(crate) fn fetch_further(&self, hash: u64) {
-        let home = self.home(hash);
-        if self.buckets[home].reach() > 0 {
-            prefetch_index(&self.buckets, self.after(home, 1));
-        }
-    }
-
     /// Who holds a block. For readers.
+    #[inline]
     pub(crate) fn read(&self, hash: u64) -> Holding {
         let home = self.home(hash);
         let own = &self.buckets[home];
@@ -201,6 +195,7 @@ impl Table {
     }
 
     /// Where a block is, or could be put. For the writer, like all that follows.
+    #[inline]
     pub(crate) fn seek(&self, home: usize, hash: u64) -> Seek {
         let reach = self.buckets[home].reach();
         let furthest = MAX_REACH.min(self.buckets.len() - 1);
@@ -227,11 +222,13 @@ impl Table {
         vacant.map_or(Seek::Full, Seek::Vacant)
     }
 
+    #[inline]
     pub(crate) fn holding(&self, at: Position) -> Holding {
         self.slot(at).word().holding()
     }
 
     /// Changes who holds a block that is there, and stays.
+    #[inline]
     pub(crate) fn change(&self, at: Position, holding: Holding) {
         debug_assert!(!holding.is_none());
         let slot = self.slot(at);
@@ -239,6 +236,7 @@ impl Table {
     }
 
     /// Puts a block into a vacant slot.
+    #[inline]
     pub(crate) fn fill(&self, at: Position, hash: u64, holding: Holding) {
         let own = &self.buckets[at.home];
         if own.reach() < at.distance {
@@ -248,6 +246,7 @@ impl Table {
     }
 
     /// Takes a block out.
+    #[inline]
     pub(crate) fn vacate(&self, at: Position) {
         let slot = self.slot(at);
         slot.set(slot.word().with_holding(Holding::NONE));

@@ -61,36 +61,82 @@ impl Holder {
     }
 }
 
-/// What finding must know of a target. Written by the writer alone.
+/// What finding must know of targets. Written by the writer alone.
+#[derive(Debug)]
+pub(crate) struct Targets {
+    states: Box<[State]>,
+    /// One bit each: no holes, and one tier. Apart from what changes with every block, so that readers keep it near.
+    straight: Box<[AtomicU64]>,
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct TargetState {
+struct State {
     held: [AtomicU64; TIERS],
     whole: AtomicBool,
 }
 
-impl TargetState {
-    pub(crate) fn copy(&self) -> Self {
-        Self {
-            held: std::array::from_fn(|tier| AtomicU64::new(self.held[tier].load(Relaxed))),
-            whole: AtomicBool::new(self.whole.load(Relaxed)),
+impl Targets {
+    /// For at least so many targets; what is known of those that are in `old`.
+    pub(crate) fn new(size: usize, old: Option<&Self>) -> Self {
+        let words = size.div_ceil(64);
+        let new = Self {
+            states: (0..words * 64).map(|_| State::default()).collect(),
+            straight: (0..words).map(|_| AtomicU64::new(0)).collect(),
+        };
+        for (number, state) in old.iter().flat_map(|old| old.states.iter().enumerate()) {
+            let target = Target(number as u32);
+            for tier in [Tier::DEVICE, Tier::HOST, Tier::DISK, Tier::EXTERNAL] {
+                new.set_held(target, tier, state.held[tier.place()].load(Relaxed));
+            }
+            new.set_whole(target, state.whole.load(Relaxed));
+        }
+        new
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.states) + size_of_val(&*self.straight)
+    }
+
+    fn state(&self, target: Target) -> Option<&State> {
+        self.states.get(target.0 as usize)
+    }
+
+    pub(crate) fn held(&self, target: Target, tier: Tier) -> u64 {
+        let state = self.state(target);
+        state.map_or(0, |state| state.held[tier.place()].load(Relaxed))
+    }
+
+    pub(crate) fn set_held(&self, target: Target, tier: Tier, blocks: u64) {
+        if let Some(state) = self.state(target) {
+            state.held[tier.place()].store(blocks, Relaxed);
+            self.straighten(target, state);
         }
     }
 
-    pub(crate) fn held(&self, tier: Tier) -> u64 {
-        self.held[tier.place()].load(Relaxed)
+    pub(crate) fn set_whole(&self, target: Target, whole: bool) {
+        if let Some(state) = self.state(target) {
+            state.whole.store(whole, Relaxed);
+            self.straighten(target, state);
+        }
     }
 
-    pub(crate) fn set_held(&self, tier: Tier, blocks: u64) {
-        self.held[tier.place()].store(blocks, Relaxed);
+    fn straighten(&self, target: Target, state: &State) {
+        let tiers = state.held.iter().filter(|held| held.load(Relaxed) > 0);
+        let straight = state.whole.load(Relaxed) && tiers.count() <= 1;
+        if straight != self.is_straight(target) {
+            let word = &self.straight[target.0 as usize / 64];
+            word.store(word.load(Relaxed) ^ 1 << (target.0 % 64), Relaxed);
+        }
     }
 
-    pub(crate) fn set_whole(&self, whole: bool) {
-        self.whole.store(whole, Relaxed);
-    }
-
-    /// Whether the ends of a stretch of blocks tell all of it: no holes, and one tier.
-    pub(crate) fn is_straight(&self) -> bool {
-        let tiers = self.held.iter().filter(|held| held.load(Relaxed) > 0);
-        self.whole.load(Relaxed) && tiers.count() <= 1
+    /// Whether the ends of a stretch of a target's blocks tell all of it: no holes, and one tier.
+    pub(crate) fn is_straight(&self, target: Target) -> bool {
+        // One that is newer than this view is not known to it.
+        let word = self.straight.get(target.0 as usize / 64);
+        word.is_some_and(|word| word.load(Relaxed) >> (target.0 % 64) & 1 == 1)
     }
 }

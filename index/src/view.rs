@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::sets::Directory;
 use crate::table::{Keys, SHARD_BITS, Table};
-use crate::target::{Target, TargetState};
+use crate::target::Targets;
 use crate::word::Holding;
 
 /// How many tables an index has. Each grows and shrinks by itself, so that a writer never copies more than a small part.
@@ -16,7 +16,7 @@ pub(crate) struct View {
     pub(crate) keys: Keys,
     pub(crate) tables: [Table; SHARDS],
     pub(crate) sets: Arc<Directory>,
-    pub(crate) targets: Arc<[TargetState]>,
+    pub(crate) targets: Arc<Targets>,
 }
 
 impl View {
@@ -33,17 +33,5 @@ impl View {
     /// Has what is needed to look for a block fetched, without waiting for it.
     pub(crate) fn fetch(&self, hash: u64) {
         self.table(hash).fetch(hash);
-    }
-
-    /// Has what else may be needed fetched, now that the first is here.
-    pub(crate) fn fetch_further(&self, hash: u64) {
-        self.table(hash).fetch_further(hash);
-    }
-
-    /// Whether a target's blocks have no holes and are in one tier.
-    pub(crate) fn is_straight(&self, target: Target) -> bool {
-        let state = self.targets.get(target.0 as usize);
-        // One that is newer than this view is not known to it.
-        state.is_some_and(TargetState::is_straight)
     }
 }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use crate::sets::Sets;
 use crate::sync::Published;
-use crate::table::{Keys, SLOTS, Seek, Table};
-use crate::target::{Holder, Target, TargetState, Tier};
+use crate::table::{Keys, Position, SLOTS, Seek, Table};
+use crate::target::{Holder, Target, Targets, Tier};
 use crate::view::{SHARDS, View};
 use crate::word::Holding;
 
@@ -21,9 +21,9 @@ const AHEAD: usize = 16;
 
 /// Parts of a table, in per cent: the most that is used, the part in use after growing or shrinking, and the part below
 /// which it shrinks.
-const FULL: usize = 60;
-const RELAXED: usize = 45;
-const SPARSE: usize = 25;
+const FULL: usize = 70;
+const RELAXED: usize = 52;
+const SPARSE: usize = 30;
 
 /// What only writers know.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Writer {
             keys,
             tables: std::array::from_fn(|_| Table::new(keys, 1)),
             sets: sets.directory().clone(),
-            targets: Arc::from([]),
+            targets: Arc::new(Targets::new(0, None)),
         };
         Self {
             view: Arc::new(view),
@@ -76,23 +76,22 @@ impl Writer {
             self.given.push(false);
         }
         if number == self.view.targets.len() {
-            let old = self.view.targets.iter().map(TargetState::copy);
-            let new = (number..(number * 2).max(8)).map(|_| TargetState::default());
+            let targets = Targets::new(number + 1, Some(&self.view.targets));
             let view = View {
-                targets: old.chain(new).collect(),
+                targets: Arc::new(targets),
                 ..View::clone(&self.view)
             };
             self.publish(views, view);
         }
         self.given[number] = true;
-        self.view.targets[number].set_whole(true);
+        self.view.targets.set_whole(target, true);
         target
     }
 
     /// Whether there was such a target. It takes no more blocks, and its number is not given until [`Self::release`].
     pub(crate) fn retire(&mut self, target: Target) -> bool {
         let given = self.given.get_mut(target.0 as usize);
-        given.is_some_and(|given| std::mem::take(given))
+        given.is_some_and(std::mem::take)
     }
 
     pub(crate) fn release(&mut self, target: Target) {
@@ -103,8 +102,8 @@ impl Writer {
         self.given.get(target.0 as usize) == Some(&true)
     }
 
-    pub(crate) fn state(&self, target: Target) -> &TargetState {
-        &self.view.targets[target.0 as usize]
+    pub(crate) fn targets(&self) -> &Targets {
+        &self.view.targets
     }
 
     pub(crate) fn store(
@@ -118,14 +117,16 @@ impl Writer {
             return;
         }
         let holder = Holder::new(target, tier);
-        let mut held = self.state(target).held(tier);
+        let mut held = self.targets().held(target, tier);
         self.fetch_first(blocks);
         for (place, hash) in blocks.iter().enumerate() {
-            self.fetch(blocks, place);
+            if let Some(later) = blocks.get(place + AHEAD) {
+                self.view.fetch(*later);
+            }
             self.make_room_for_a_set(views);
             held += u64::from(self.store_one(views, holder, *hash));
         }
-        self.state(target).set_held(tier, held);
+        self.targets().set_held(target, tier, held);
     }
 
     pub(crate) fn remove(
@@ -139,27 +140,20 @@ impl Writer {
             return;
         }
         let holder = Holder::new(target, tier);
-        let mut held = self.state(target).held(tier);
+        let mut held = self.targets().held(target, tier);
         self.fetch_first(blocks);
         for (place, hash) in blocks.iter().enumerate() {
-            self.fetch(blocks, place);
+            if let Some(later) = blocks.get(place + AHEAD) {
+                self.view.fetch(*later);
+            }
             self.make_room_for_a_set(views);
             held -= u64::from(self.remove_one(views, holder, *hash));
         }
-        self.state(target).set_held(tier, held);
+        self.targets().set_held(target, tier, held);
         self.shrink_sets(views);
     }
 
-    /// Has what blocks need fetched while others before them are worked on. `next` is the first that is not.
-    fn fetch(&self, blocks: &[u64], next: usize) {
-        if let Some(hash) = blocks.get(next + AHEAD) {
-            self.view.fetch(*hash);
-        }
-        if let Some(hash) = blocks.get(next + AHEAD / 2) {
-            self.view.fetch_further(*hash);
-        }
-    }
-
+    /// Has what the first blocks need fetched; what later ones need is while those are worked on.
     fn fetch_first(&self, blocks: &[u64]) {
         for hash in blocks.iter().take(AHEAD) {
             self.view.fetch(*hash);
@@ -192,11 +186,13 @@ impl Writer {
                     return true;
                 }
                 Seek::Vacant(at) if self.blocks[shard] * 100 < table.slots() * FULL => {
-                    let Some(to) = self.sets.with(Holding::NONE, holder) else {
-                        return false;
-                    };
-                    table.fill(at, hash, to);
-                    self.sets.moved(Holding::NONE, to);
+                    // Nearly every block is held by one target.
+                    if let Some(alone) = Holding::NONE.with(holder) {
+                        table.fill(at, hash, alone);
+                    } else if let Some(to) = self.sets.with(Holding::NONE, holder) {
+                        table.fill(at, hash, to);
+                        self.sets.moved(Holding::NONE, to);
+                    }
                     self.blocks[shard] += 1;
                     return true;
                 }
@@ -217,20 +213,26 @@ impl Writer {
             return false;
         };
         let from = table.holding(at);
+        if Holding::NONE.with(holder) == Some(from) {
+            self.vacate(views, shard, at);
+            return true;
+        }
         let Some(to) = self.sets.without(from, holder) else {
             return false;
         };
         if to.is_none() {
-            table.vacate(at);
-            self.blocks[shard] -= 1;
+            self.vacate(views, shard, at);
         } else {
             table.change(at, to);
         }
         self.sets.moved(from, to);
-        if to.is_none() {
-            self.shrink(views, shard);
-        }
         true
+    }
+
+    fn vacate(&mut self, views: &Published<View>, shard: usize, at: Position) {
+        self.view.tables[shard].vacate(at);
+        self.blocks[shard] -= 1;
+        self.shrink(views, shard);
     }
 
     /// Takes all blocks of a target's tiers out of one table.
@@ -241,7 +243,10 @@ impl Writer {
         target: Target,
         tiers: &[Tier],
     ) {
-        if tiers.iter().all(|tier| self.state(target).held(*tier) == 0) {
+        if tiers
+            .iter()
+            .all(|tier| self.targets().held(target, *tier) == 0)
+        {
             return;
         }
         let mut gone = Vec::new();
@@ -254,8 +259,8 @@ impl Writer {
                 self.make_room_for_a_set(views);
                 self.remove_one(views, holder, *hash);
             }
-            let state = self.state(target);
-            state.set_held(*tier, state.held(*tier) - gone.len() as u64);
+            let held = self.targets().held(target, *tier) - gone.len() as u64;
+            self.targets().set_held(target, *tier, held);
             gone.clear();
         }
         self.shrink_sets(views);
@@ -299,7 +304,7 @@ impl Writer {
             + size_of::<View>()
             + tables.sum::<usize>()
             + self.sets.bytes()
-            + size_of_val(&*self.view.targets)
+            + self.view.targets.bytes()
             + targets
     }
 }

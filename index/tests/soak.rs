@@ -1,5 +1,9 @@
 //! Readers beside a writer who never rests. A few seconds; what the writer does is the same each time.
 #![cfg(not(loom))]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "random numbers are cut to what is needed"
+)]
 
 mod naive;
 

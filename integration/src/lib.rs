@@ -31,4 +31,5 @@ pub mod panics;
 pub mod ports;
 pub mod replay;
 pub mod telemetry;
+pub mod view_probe;
 pub mod wait;

@@ -8,6 +8,9 @@ use baton_proto::{Error, ErrorKind, Source, Stage};
 use baton_router::metrics::Metrics as RouterMetrics;
 use baton_router::view::Resync;
 use baton_sidecar_core::metrics::{Metrics as SidecarMetrics, TicketEnd, TicketState};
+use baton_sidecar_core::mirror::Mirror;
+use baton_sidecar_core::mirror::oddity::Oddity as MirrorOddity;
+use baton_sidecar_vllm::events::oddity::Oddity;
 
 /// The inventory page.
 pub fn inventory() -> String {
@@ -130,6 +133,16 @@ fn sidecar() -> Registry {
         for kind in ErrorKind::ALL {
             metrics.leg_ended(stage, Some(*kind));
         }
+    }
+    metrics.view.show(&Mirror::new("", None));
+    for reason in MirrorOddity::ALL {
+        metrics.view.odd(reason, 0);
+    }
+    for reason in Oddity::ALL {
+        metrics.view.strange(reason.name(), 0);
+    }
+    for answered in [true, false] {
+        metrics.view.replayed(answered);
     }
     registry
 }

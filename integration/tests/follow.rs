@@ -151,7 +151,8 @@ impl Scene {
         let at = rank as usize;
         let arrived = || async {
             let last = self.engine.next_event(at).unwrap().checked_sub(1);
-            self.status(rank).last_seq == last
+            let status = self.status(rank);
+            status.last_seq == last && !status.deaf
         };
         until("all events to arrive", arrived).await;
         self.status(rank)
@@ -334,6 +335,26 @@ async fn an_engine_that_dies_takes_its_blocks_with_it() {
         }
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_an_engine_that_cannot_be_heard_nothing_is_said_to_be_known() {
+    let mut config = config(28, 8);
+    let events = config.events.as_mut().unwrap();
+    events.endpoint = format!("tcp://*:{}", ports::free().port());
+    events.replay_endpoint = Some(format!("tcp://{}", ports::free()));
+    let mut scene = Scene::new(config, 8).await;
+    for _ in 0..4 {
+        scene.ask().await;
+    }
+    scene.is_exact("before").await;
+    assert!(!scene.known(0).is_empty());
+    scene.engine.kill().await;
+    let told = || async { scene.status(0).deaf && scene.known(0).is_empty() };
+    until("the view to be taken back", told).await;
+    scene.engine.restart(EngineId::Same).await;
+    scene.ask().await;
+    scene.is_exact("after").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

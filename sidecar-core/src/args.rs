@@ -86,6 +86,10 @@ pub struct CoreArgs {
         default_value_t = 900
     )]
     pub boot_s: u64,
+    /// Reset the engine's prefix cache when it is idle and not all that it holds is known. vLLM allows it with
+    /// VLLM_SERVER_DEV_MODE=1.
+    #[arg(long, env = "BATON_RESET_UNCERTAIN_CACHE")]
+    pub reset_uncertain_cache: bool,
     /// Write what the engine says of its KV cache to this file, for baton-replay. The tokens of all prompts are in it.
     #[arg(long, value_name = "FILE", env = "BATON_RECORD")]
     pub record: Option<PathBuf>,

@@ -64,6 +64,8 @@ pub struct Core<E> {
     pub closing: CancellationToken,
     /// Wakes the watchdog before its time.
     pub look_again: Notify,
+    /// Wakes all that keep this sidecar registered when a watch stream ends.
+    pub unwatched: Notify,
     quarantine: ArcSwapOption<String>,
     followed: Mutex<Followed>,
     status: Mutex<EngineStatus>,
@@ -108,6 +110,7 @@ impl<E: Engine> Core<E> {
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             look_again: Notify::new(),
+            unwatched: Notify::new(),
             quarantine: ArcSwapOption::empty(),
             followed: Mutex::default(),
             status: Mutex::new(EngineStatus::Starting),

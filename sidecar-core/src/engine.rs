@@ -105,6 +105,9 @@ pub trait Engine: Send + Sync + 'static {
     /// life, after [`Engine::attach`]; nothing for an engine that tells none.
     fn follow(&self, feed: &Feed) -> Option<Following>;
 
+    /// Has the engine forget its KV cache, but for what requests use.
+    fn reset_cache(&self) -> impl Future<Output = Result<(), Error>> + Send;
+
     /// How busy the engine says it is. The sequence number is filled in by the caller.
     fn load(&self) -> impl Future<Output = Result<LoadReport, Error>> + Send;
 

@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod mirror;
 pub mod record;
 pub mod relay;
+mod relearn;
 pub mod run;
 pub mod server;
 pub mod status;

@@ -17,8 +17,8 @@ use crate::engine::Engine;
 /// Longest time for a router to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Shortest and longest wait between two attempts that fail.
-const BACK_OFF: (f64, f64) = (0.2, 5.0);
+/// Shortest and longest wait between two attempts that fail. A router that begins anew is blind until all have found it.
+const BACK_OFF: (f64, f64) = (0.1, 0.6);
 
 /// Keeps the sidecar registered with one router until it closes or has drained.
 pub async fn keep<E: Engine>(core: Arc<Core<E>>, router: String, client: Client) {
@@ -48,6 +48,10 @@ pub async fn keep<E: Engine>(core: Arc<Core<E>>, router: String, client: Client)
         tokio::select! {
             () = member.core.closing.cancelled() => break,
             () = drained(&member.core) => break,
+            // A router that stops watching has ended, or has forgotten this sidecar.
+            () = member.core.unwatched.notified(), if member.registered => {
+                tokio::time::sleep(back_off(1)).await;
+            }
             () = tokio::time::sleep(pause) => {}
         }
     }

@@ -24,10 +24,11 @@ use rank::RankView;
 
 mod changes;
 pub mod event;
-mod holdings;
+pub mod holdings;
 mod lineage;
 pub mod oddity;
 pub mod order;
+mod plain;
 pub mod rank;
 #[cfg(test)]
 mod tests;
@@ -113,6 +114,16 @@ impl Mirror {
         self.change(rank, |_, view, changes| view.lose(changes)).1
     }
 
+    /// Nothing comes through from a rank: what it holds is not told until it is heard again.
+    pub fn deafen(&mut self, rank: u32) -> Vec<KvEvent> {
+        self.change(rank, |_, view, changes| view.deafen(changes)).1
+    }
+
+    /// A rank is heard, and has told again what was missed.
+    pub fn hear(&mut self, rank: u32) -> Vec<KvEvent> {
+        self.change(rank, |_, view, changes| view.hear(changes)).1
+    }
+
     /// The engine began a new life: the rank holds nothing, and its messages are numbered anew.
     pub fn restart(&mut self, rank: u32) -> Vec<KvEvent> {
         self.change(rank, |_, view, changes| view.restart(changes))
@@ -136,10 +147,10 @@ impl Mirror {
             .ranks
             .entry(rank)
             .or_insert_with(|| RankView::new(self.block_size));
+        let was_deaf = view.is_deaf();
         let mut changes = Changes::default();
         let done = change(&self.model, view, &mut changes);
-        view.say_state(&mut changes);
-        (done, changes.finish())
+        (done, view.tell(was_deaf, changes))
     }
 
     /// All ranks that were heard of.

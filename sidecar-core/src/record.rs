@@ -30,7 +30,10 @@ impl Recorder {
             .mode(0o600)
             .open(path);
         let file = opened.map_err(|error| {
-            Exit::usage(format!("--record {} cannot be written: {error}", path.display()))
+            Exit::usage(format!(
+                "--record {} cannot be written: {error}",
+                path.display()
+            ))
         })?;
         Ok(Self {
             file: Mutex::new(Some(BufWriter::new(file))),

@@ -83,6 +83,12 @@ pub fn place(query: Option<&str>) -> Option<(Epoch, u64)> {
     Some((Epoch(number("epoch")?), number("seq")?))
 }
 
+impl<E> Drop for Watcher<E> {
+    fn drop(&mut self) {
+        self.core.unwatched.notify_waiters();
+    }
+}
+
 impl<E: Engine> Watcher<E> {
     /// The next frames. Bounded, so that a stream whose reader is slow takes no memory: the rest waits where it is.
     async fn next(&mut self) -> Option<Bytes> {

@@ -9,6 +9,7 @@ use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::core::Core;
 use crate::engine::{Attached, Engine};
+use crate::relearn::Relearn;
 use crate::status::EngineStatus;
 
 /// How often the engine is looked at.
@@ -34,6 +35,7 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
         misses: 0,
         said: None,
     };
+    let mut relearn = Relearn::default();
     for tick in 0u64.. {
         tokio::select! {
             () = core.closing.cancelled() => return,
@@ -46,6 +48,7 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
             core.used.sweep();
         }
         if core.incarnation().is_some() {
+            relearn.look(&core).await;
             core.publish_load(load(&core).await);
         }
         core.publish();

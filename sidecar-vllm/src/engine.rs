@@ -348,6 +348,10 @@ impl Engine for VllmEngine {
         follow::start(seen.events.iter().map(source).collect(), feed)
     }
 
+    async fn reset_cache(&self) -> Result<(), Error> {
+        self.http.reset_prefix_cache().await
+    }
+
     async fn load(&self) -> Result<LoadReport, Error> {
         let page = self.http.metrics().await?;
         let page = MetricsPage::parse(&page);

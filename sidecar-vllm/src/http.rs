@@ -77,6 +77,12 @@ impl EngineHttp {
         self.get_json("/kv_event_sources").await
     }
 
+    /// Has it forget its prefix cache; only in dev mode.
+    pub async fn reset_prefix_cache(&self) -> Result<(), Error> {
+        let asked = self.ask(Method::POST, "/reset_prefix_cache", String::new());
+        asked.await.map(|_| ())
+    }
+
     /// Its metrics page.
     pub async fn metrics(&self) -> Result<String, Error> {
         let page = self.get("/metrics").await?;

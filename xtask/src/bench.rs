@@ -3,9 +3,11 @@
 //! This half starts and ends everything and shows what came out; what is sent and counted is in `baton-bench`
 //! (`integration/src/bench/`).
 
+mod index;
 mod setting;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -30,6 +32,37 @@ pub(crate) enum Bench {
     /// compared with the engine's own. Takes about eight minutes after the build. What is compared, and what the figures
     /// depend on, is in docs/performance.md. Ctrl-C ends everything.
     Overhead(OverheadArgs),
+
+    /// What it costs to know what engines hold.
+    ///
+    /// Reads one engine's KV events as a sidecar does, and the journal that comes of it as a router does, in CPU time for
+    /// each block that comes or goes; then starts a router beside eight sidecars that hold a million blocks and waits until
+    /// it knows all of them exactly. Takes about a minute after the build.
+    Events(EventsArgs),
+
+    /// The router's index of KV blocks, beside those of dynamo-kv-router.
+    ///
+    /// Applies what 64 emulated caches announce, 1 M and 4 M blocks large, to Baton's index and mirrors and to the peer's
+    /// indexes, and asks all for the same prompts, without and with a writer beside. All must find the same. Builds a
+    /// workspace of its own (the peer has some 300 dependencies: minutes, once); then takes about six minutes and 6 GB of
+    /// memory.
+    Index(index::IndexArgs),
+}
+
+/// What `bench events` is asked for.
+#[derive(Args)]
+pub(crate) struct EventsArgs {
+    /// Print figures as JSON, one object a line, instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Rounds; a figure is the median of all [default: 5, or 1 with --smoke].
+    #[arg(long)]
+    rounds: Option<u32>,
+
+    /// A hundredth of everything: shows that it works and measures nothing.
+    #[arg(long)]
+    smoke: bool,
 }
 
 /// What `bench overhead` is asked for.
@@ -82,19 +115,56 @@ struct Figure {
     reference: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     direct: Option<f64>,
+    /// The same of each peer, where there are several.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    peers: BTreeMap<String, f64>,
 }
 
 /// Builds what is needed and measures.
 pub(crate) fn run(bench: &Bench, missing: Missing) -> Result<()> {
-    let Bench::Overhead(args) = bench;
+    if let Bench::Index(args) = bench {
+        return index::run(args, missing);
+    }
     if namespace::is_inside() {
         namespace::prepare()?;
-        return overhead(args);
+        return match bench {
+            Bench::Overhead(args) => overhead(args),
+            Bench::Events(args) => events(args),
+            Bench::Index(args) => index::run(args, missing),
+        };
     }
     let needs = [Need::CxxCompiler, Need::Ip, Need::Namespaces];
     system::ensure_present(&needs, missing)?;
     workspace::build_release()?;
     namespace::enter()
+}
+
+fn events(args: &EventsArgs) -> Result<()> {
+    warn_if_busy();
+    let mut command = Command::new(workspace::release_binary("baton-bench"));
+    command.arg("events");
+    let rounds = args.rounds.or(args.smoke.then_some(1));
+    if let Some(rounds) = rounds {
+        command.args(["--rounds", &rounds.to_string()]);
+    }
+    if args.smoke {
+        command.arg("--smoke");
+    }
+    let figures = figures_of(command, "events")?;
+    show(&figures, args.json, |figures| {
+        figures.iter().for_each(table::print_alone);
+    })
+}
+
+fn show(figures: &[Figure], json: bool, print: impl FnOnce(&[Figure])) -> Result<()> {
+    if json {
+        for figure in figures {
+            println!("{}", serde_json::to_string(figure)?);
+        }
+    } else {
+        print(figures);
+    }
+    Ok(())
 }
 
 fn overhead(args: &OverheadArgs) -> Result<()> {
@@ -110,15 +180,7 @@ fn overhead(args: &OverheadArgs) -> Result<()> {
     let measured = measure(args, &plan);
     // What ended says more than what it ended.
     setting.check_running()?;
-    let figures = measured?;
-    if args.json {
-        for figure in &figures {
-            println!("{}", serde_json::to_string(figure)?);
-        }
-    } else {
-        table::print(&figures);
-    }
-    Ok(())
+    show(&measured?, args.json, table::print)
 }
 
 /// Figures of a machine that does something else as well are worth little; only their ratios are worth something.
@@ -150,18 +212,23 @@ fn measure(args: &OverheadArgs, plan: &Path) -> Result<Vec<Figure>> {
     for (flag, number) in numbers {
         command.args(number.iter().flat_map(|number| [flag, number.as_str()]));
     }
+    figures_of(command, "overhead")
+}
+
+/// Runs a measuring program and reads what it prints.
+fn figures_of(mut command: Command, what: &str) -> Result<Vec<Figure>> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .context("could not start baton-bench")?;
-    let output = child.stdout.take().context("baton-bench has no output")?;
-    let mut progress = Progress::start("overhead");
+        .context("could not start the measuring program")?;
+    let output = child.stdout.take().context("it has no output")?;
+    let mut progress = Progress::start(what);
     let mut figures = Vec::new();
     for line in BufReader::new(output).lines() {
         let line = line?;
         match serde_json::from_str(&line)
-            .with_context(|| format!("baton-bench printed {line:?}"))?
+            .with_context(|| format!("the measuring program printed {line:?}"))?
         {
             Event::Progress { done, total, note } => progress.at(done, total, &note),
             Event::Figure(figure) => figures.push(figure),
@@ -170,9 +237,6 @@ fn measure(args: &OverheadArgs, plan: &Path) -> Result<Vec<Figure>> {
     // What failed has been said by it.
     let status = child.wait()?;
     ensure!(status.success(), "the measurement failed ({status})");
-    progress.done(&format!(
-        "{} figures, every answer was right",
-        figures.len()
-    ));
+    progress.done(&format!("{} figures, all of it right", figures.len()));
     Ok(figures)
 }

@@ -4,31 +4,25 @@
 //! of which checks one thing. A step that fails does not keep the next ones from running as long as the processes live,
 //! since one run takes minutes.
 
+mod churn;
+mod in_flight;
+mod view;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::client::{self, Check, Client, Outcome};
 use crate::cluster::{AGGREGATED, Cluster, DECODE_0, DECODE_1, HandStarted, PREFILL_0, ROUTER};
 use crate::engines::vllm::{self, Engine, MODEL};
 use crate::report::Report;
 use crate::system::{self, Missing, Need};
-use crate::{E2eArgs, EngineKind, http, namespace, workspace};
+use crate::{E2eArgs, E2eStep, EngineKind, namespace, workspace};
 
 const REQUESTS: u32 = 300;
 const SMOKE_REQUESTS: u32 = 48;
-
-/// Gauges of the router and the sidecars that must be 0 when no request runs.
-const IN_FLIGHT_GAUGES: [&str; 2] = ["baton_router_in_flight", "baton_sidecar_in_flight"];
-
-/// A request whose client has left is cleaned up within this.
-const SETTLE_BOUND: Duration = Duration::from_secs(20);
-
-/// Requests that must have been served before, and again after, the fleet changes.
-const LOAD_BEFORE_CHANGE: u64 = 60;
-const LOAD_BOUND: Duration = Duration::from_mins(2);
 
 /// Sends tampered tickets to sidecars; a part of the integration crate.
 const TICKET_PROBE: &str = "baton-ticket-probe";
@@ -44,6 +38,10 @@ const LAUNCHED_CASES: [&str; 2] = ["err_do_remote_prefill_without_blocks", "even
 /// Runs the whole proof, or its short cut.
 pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
     let EngineKind::Vllm = args.engine;
+    ensure!(
+        !args.smoke || !args.only.contains(&E2eStep::Churn),
+        "the step churn needs two decode engines: leave --smoke away"
+    );
     if namespace::is_inside() {
         namespace::prepare()?;
         return run_inside(args);
@@ -89,21 +87,27 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn all_steps(&mut self) -> Result<()> {
+        // It has an engine of its own, and boots it before the machine is full of others.
+        self.step(E2eStep::View, Self::view)?;
+        let only = &self.args.only;
+        if !only.is_empty() && only.iter().all(|step| *step == E2eStep::View) {
+            return Ok(());
+        }
         let started = Instant::now();
         let beside = self.boot()?;
         self.report
             .add("boot", started.elapsed(), Ok(Outcome::default()));
-        self.step("surface", |run| {
+        self.step(E2eStep::Surface, |run| {
             run.client("OpenAI surface", "surface.py", &reference_arguments())
         })?;
-        self.step("conformance", Self::conformance)?;
-        self.step("equality", Self::equality)?;
-        self.step("tampered tickets", Self::tampered_tickets)?;
-        self.step("refusals", Self::refusals)?;
+        self.step(E2eStep::Conformance, Self::conformance)?;
+        self.step(E2eStep::Equality, Self::equality)?;
+        self.step(E2eStep::Tickets, Self::tampered_tickets)?;
+        self.step(E2eStep::Refusals, Self::refusals)?;
         if let Some(beside) = beside {
-            self.step("workers come and go", |run| run.churn(&beside))?;
+            self.step(E2eStep::Churn, |run| run.churn(&beside))?;
         }
-        self.step("nothing is left in flight", |run| Ok(run.in_flight()))
+        self.look("nothing is left in flight", |run| Ok(run.in_flight()))
     }
 
     /// Boots everything; the decode engine that was started by hand, if there is one.
@@ -213,86 +217,20 @@ impl Run<'_> {
         })
     }
 
-    /// Under load: one decode worker is drained, its engine joins again under another name, the other decode worker ends.
-    fn churn(&mut self, beside: &HandStarted) -> Result<Outcome> {
-        let mut arguments = router_arguments();
-        arguments.extend([
-            "--concurrency".to_owned(),
-            self.args.concurrency.to_string(),
-        ]);
-        arguments.extend(
-            ["--expect-decode", "decode-0", "--expect-decode", "decode-2"].map(str::to_owned),
-        );
-        let script = script("load.py");
-        let load = Client::start(
-            "load while workers come and go",
-            &self.cluster.python(),
-            &script,
-            &arguments,
-        )?;
-        let changed = self.change_fleet(beside, &load);
-        // The load's own report says more than the first thing that went wrong here.
-        let mut outcome = load.finish()?;
-        let detail = changed
-            .as_ref()
-            .err()
-            .map(|error| format!("{error:#}"))
-            .unwrap_or_default();
-        outcome.checks.push(Check {
-            name: "workers left and joined".to_owned(),
-            ok: changed.is_ok(),
-            detail,
-        });
-        Ok(outcome)
-    }
-
-    fn change_fleet(&mut self, beside: &HandStarted, load: &Client) -> Result<()> {
-        self.serve_some(load)?;
-        self.cluster.drain("decode-1")?;
-        self.serve_some(load)?;
-        self.cluster.attach(beside, "decode-2", 9104)?;
-        self.cluster.wait_until_worker_is_ready("decode-2")?;
-        self.serve_some(load)?;
-        self.cluster.terminate("decode-0")?;
-        self.serve_some(load)
-    }
-
-    fn serve_some(&mut self, load: &Client) -> Result<()> {
-        let target = load.done() + LOAD_BEFORE_CHANGE;
-        http::wait_for("the load goes on", LOAD_BOUND, || {
-            self.cluster.check_running()?;
-            Ok((load.done() >= target).then_some(()))
-        })
-    }
-
-    /// Every in-flight gauge goes back to 0.
-    fn in_flight(&self) -> Outcome {
-        let mut outcome = Outcome::default();
-        for (name, url) in self.cluster.baton_processes() {
-            let settled = http::wait_for(
-                &format!("in-flight gauges of {name} are 0"),
-                SETTLE_BOUND,
-                || {
-                    let total = in_flight_total(&http::get(&format!("{url}/metrics"), None)?)?;
-                    Ok((total == 0.0).then_some(()))
-                },
-            );
-            let detail = settled
-                .as_ref()
-                .err()
-                .map(|error| format!("{error:#}"))
-                .unwrap_or_default();
-            outcome.checks.push(Check {
-                name,
-                ok: settled.is_ok(),
-                detail,
-            });
-        }
-        outcome
-    }
-
-    /// Runs a step and keeps its result; an error means that going on is pointless.
+    /// Runs a step, if it is wanted, and keeps its result; an error means that going on is pointless.
     fn step(
+        &mut self,
+        step: E2eStep,
+        run: impl FnOnce(&mut Self) -> Result<Outcome>,
+    ) -> Result<()> {
+        let only = &self.args.only;
+        if only.is_empty() || only.contains(&step) {
+            return self.look(step.title(), run);
+        }
+        Ok(())
+    }
+
+    fn look(
         &mut self,
         name: &'static str,
         run: impl FnOnce(&mut Self) -> Result<Outcome>,
@@ -324,40 +262,4 @@ fn reference_arguments() -> Vec<String> {
 
 fn script(name: &str) -> PathBuf {
     vllm::recipe().join("e2e").join(name)
-}
-
-/// Sum of all in-flight gauges on a page of metrics; a page without any is an error, not a 0.
-fn in_flight_total(metrics: &str) -> Result<f64> {
-    let mut values = Vec::new();
-    for line in metrics.lines() {
-        let family = line.split(['{', ' ']).next().unwrap_or_default();
-        if IN_FLIGHT_GAUGES.contains(&family) {
-            let value = line.rsplit(' ').next().unwrap_or_default();
-            values.push(
-                value
-                    .parse::<f64>()
-                    .with_context(|| format!("not a number: {line}"))?,
-            );
-        }
-    }
-    if values.is_empty() {
-        bail!("there is no in-flight gauge on the page");
-    }
-    Ok(values.iter().sum())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn in_flight_gauges_are_summed() {
-        let page = "# TYPE baton_sidecar_in_flight gauge\nbaton_sidecar_in_flight{leg=\"prefill\"} 2\n\
-                    baton_sidecar_in_flight{leg=\"decode\"} 1\nbaton_requests_total 7\n";
-        assert_eq!(in_flight_total(page).ok(), Some(3.0));
-        assert!(
-            in_flight_total("baton_requests_total 7\n").is_err(),
-            "a renamed gauge must not pass for 0"
-        );
-    }
 }

@@ -54,8 +54,9 @@ enum Command {
     /// Prove Baton on real, unmodified engines.
     ///
     /// Installs the engine if needed, boots one prefill and two decode engines and an aggregated one as the reference, with
-    /// sidecars and a router, in network and process namespaces of this run alone, and compares what clients get. Logs and
-    /// `report.json` are left in target/e2e/ENGINE.
+    /// sidecars and a router, in network and process namespaces of this run alone, and compares what clients get. Before
+    /// that, one more engine with few blocks shows that router and sidecar know exactly what it holds. Logs and `report.json`
+    /// are left in target/e2e/ENGINE.
     E2e(E2eArgs),
 
     /// See it work: two prefill and two decode engines, a mixed load, a worker that dies.
@@ -125,6 +126,39 @@ struct DemoArgs {
     keep_logs: Option<PathBuf>,
 }
 
+/// A step of the proof, in the order in which they run.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum E2eStep {
+    /// What router and sidecar know of a KV cache, through evictions, resets, losses and restarts.
+    View,
+    /// The OpenAI surface, by the official client.
+    Surface,
+    /// The engines against the recordings that the emulated engine is measured by.
+    Conformance,
+    /// Split answers against an aggregated engine's.
+    Equality,
+    /// Tickets that were tampered with.
+    Tickets,
+    /// What clients must not send.
+    Refusals,
+    /// Workers that come and go under load; not with --smoke.
+    Churn,
+}
+
+impl E2eStep {
+    fn title(self) -> &'static str {
+        match self {
+            Self::View => "exact view",
+            Self::Surface => "surface",
+            Self::Conformance => "conformance",
+            Self::Equality => "equality",
+            Self::Tickets => "tampered tickets",
+            Self::Refusals => "refusals",
+            Self::Churn => "workers come and go",
+        }
+    }
+}
+
 /// What `e2e` is asked for.
 #[derive(Args, Clone)]
 struct E2eArgs {
@@ -132,9 +166,13 @@ struct E2eArgs {
     #[arg(value_enum)]
     engine: EngineKind,
 
-    /// A short cut of it: one decode engine, fewer requests, no workers that come and go.
+    /// A short cut of it: one decode engine, fewer requests, no workers that come and go, few faults.
     #[arg(long)]
     smoke: bool,
+
+    /// Run this step alone; repeatable. `view` boots one engine instead of all.
+    #[arg(long, value_enum, value_name = "STEP")]
+    only: Vec<E2eStep>,
 
     /// How many greedy answers to compare with the aggregated engine's [default: 300, or 48 with --smoke].
     #[arg(long)]

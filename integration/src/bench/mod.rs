@@ -8,6 +8,7 @@
 //! here asserts a time.
 
 pub mod connection;
+pub mod events;
 pub mod figure;
 pub mod load;
 pub mod overhead;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use baton_integration::bench::events;
 use baton_integration::bench::figure::Event;
 use baton_integration::bench::load::Amount;
 use baton_integration::bench::overhead::{self, Extent, Plan};
@@ -45,6 +46,15 @@ enum Bench {
         #[arg(long, value_name = "PREFIX", default_value = "")]
         only: String,
     },
+    /// What it costs to know what engines hold.
+    Events {
+        /// Rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// A hundredth of everything: shows that it works, and measures nothing.
+        #[arg(long)]
+        smoke: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -58,14 +68,17 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    let Bench::Overhead {
-        plan,
-        rounds,
-        seconds,
-        warm_up_seconds,
-        requests,
-        only,
-    } = &args.bench;
+    let (plan, rounds, seconds, warm_up_seconds, requests, only) = match &args.bench {
+        Bench::Overhead {
+            plan,
+            rounds,
+            seconds,
+            warm_up_seconds,
+            requests,
+            only,
+        } => (plan, rounds, seconds, warm_up_seconds, requests, only),
+        Bench::Events { rounds, smoke } => return measure_events(*rounds, *smoke),
+    };
     let text = std::fs::read_to_string(plan);
     let text = text.with_context(|| format!("cannot read {}", plan.display()))?;
     let plan: Plan = serde_json::from_str(&text).context("the plan is strange")?;
@@ -95,6 +108,18 @@ fn run(args: &Args) -> Result<()> {
         got == wanted,
         "figures are missing: {wanted:?} were to be measured"
     );
+    Ok(())
+}
+
+fn measure_events(rounds: usize, smoke: bool) -> Result<()> {
+    let extent = events::Extent {
+        rounds: rounds.max(1),
+        smoke,
+    };
+    let progress = |done, total, note: &str| print(&Event::Progress { done, total, note });
+    for figure in &events::run(extent, progress)? {
+        print(&Event::Figure(figure));
+    }
     Ok(())
 }
 

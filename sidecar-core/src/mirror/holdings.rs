@@ -1,4 +1,7 @@
 //! The tables: which blocks are where, under which of the engine's names.
+//!
+//! Nearly all blocks have one name and one copy, in the device tier. Those are *plain*: of them the tables say no more than
+//! that the name and the block belong together. All others have counters.
 
 use baton_proto::digest::BlockSetDigest;
 use baton_proto::hash::SequenceHash;
@@ -7,9 +10,13 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
 use super::event::EngineHash;
+use super::plain::Plain;
 
 /// The tiers that are mirrored, in the order of their counters.
 pub const TIERS: [Tier; 4] = [Tier::Device, Tier::Host, Tier::Disk, Tier::External];
+
+/// Place of the device tier's counters.
+const DEVICE: usize = 0;
 
 /// Place of a tier's counters; none for a tier that is not mirrored.
 pub(super) fn slot(tier: Tier) -> Option<usize> {
@@ -21,6 +28,9 @@ pub(super) fn slot(tier: Tier) -> Option<usize> {
 struct Counts([u16; TIERS.len()]);
 
 impl Counts {
+    /// Of what was plain.
+    const PLAIN: Self = Self([1, 0, 0, 0]);
+
     /// Whether it was zero. One that was not is only raised if this is one `more`.
     fn add(&mut self, slot: usize, more: bool) -> bool {
         let before = self.0[slot];
@@ -52,7 +62,7 @@ struct Placed {
 
 /// Where the engine's name of a block leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Known {
+pub enum Known {
     /// To this block.
     Placed(SequenceHash),
     /// To a block that is kept out of the view.
@@ -61,7 +71,7 @@ pub(super) enum Known {
 
 /// What a block was to a tier that it was put into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Put {
+pub enum Put {
     /// The tier did not hold it.
     New(SequenceHash),
     /// The tier held it under another name, or it is not in the view.
@@ -72,7 +82,7 @@ pub(super) enum Put {
 
 /// What became of a block under one of the engine's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Taken {
+pub enum Taken {
     /// It was not there.
     Absent,
     /// There are further copies or names of it, or it is not in the view.
@@ -83,12 +93,14 @@ pub(super) enum Taken {
 
 /// All blocks of a rank.
 #[derive(Debug, Default)]
-pub(super) struct Holdings {
-    /// How many copies each tier holds under each of the engine's names.
+pub struct Holdings {
+    /// Names under which the device tier holds one copy and no other tier any, of blocks that have no other name.
+    plain: Plain,
+    /// How many copies each tier holds under each of the other names.
     placed: HashMap<EngineHash, Placed>,
     /// The same for blocks that are kept out of the view, so that their removal and their children are no riddle.
     outside: HashMap<EngineHash, Counts>,
-    /// Under how many of the engine's names each tier holds a block.
+    /// Under how many of the engine's names each tier holds each of the other blocks.
     sequences: HashMap<SequenceHash, Counts>,
     /// Names of blocks that were there before something was lost. They may be gone, but the names still mean the same.
     faded: HashMap<EngineHash, SequenceHash>,
@@ -97,13 +109,19 @@ pub(super) struct Holdings {
 
 /// Size and digest of what one tier holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct TierView {
-    pub(super) blocks: u64,
-    pub(super) digest: BlockSetDigest,
+pub struct TierView {
+    /// How many blocks.
+    pub blocks: u64,
+    /// Of these blocks.
+    pub digest: BlockSetDigest,
 }
 
 impl Holdings {
-    pub(super) fn find(&self, hash: EngineHash) -> Option<Known> {
+    /// Where a name leads.
+    pub fn find(&self, hash: EngineHash) -> Option<Known> {
+        if let Some(sequence) = self.plain.sequence(hash) {
+            return Some(Known::Placed(sequence));
+        }
         if let Some(placed) = self.placed.get(&hash) {
             return Some(Known::Placed(placed.sequence));
         }
@@ -115,7 +133,7 @@ impl Holdings {
     }
 
     /// One more copy of a block in a tier. One that is there already is counted again if `copies` do count.
-    pub(super) fn put(
+    pub fn put(
         &mut self,
         hash: EngineHash,
         sequence: SequenceHash,
@@ -125,7 +143,14 @@ impl Holdings {
         let Some(slot) = slot(tier) else {
             return Put::Unseen;
         };
+        if self.put_plain(hash, sequence, slot) {
+            return self.see(sequence, slot);
+        }
+        if slot == DEVICE && !copies && self.plain.sequence(hash).is_some() {
+            return Put::Again;
+        }
         self.faded.remove(&hash);
+        self.complicate(hash);
         let placed = self.placed.entry(hash).or_insert(Placed {
             sequence,
             copies: Counts::default(),
@@ -133,16 +158,49 @@ impl Holdings {
         if !placed.copies.add(slot, copies) {
             return Put::Again;
         }
+        if let Some(other) = self.plain.name(sequence) {
+            self.complicate(other);
+        }
         if !self.sequences.entry(sequence).or_default().add(slot, true) {
             return Put::Unseen;
         }
+        self.see(sequence, slot)
+    }
+
+    /// Whether a block is plain that was not there.
+    fn put_plain(&mut self, hash: EngineHash, sequence: SequenceHash, slot: usize) -> bool {
+        // Nearly always these maps are empty, or small.
+        let counted = self.placed.contains_key(&hash) || self.sequences.contains_key(&sequence);
+        if slot != DEVICE || counted || self.faded.contains_key(&hash) {
+            return false;
+        }
+        self.plain.insert(hash, sequence)
+    }
+
+    /// Gives a name that is plain, and its block, counters.
+    fn complicate(&mut self, hash: EngineHash) {
+        if let Some(sequence) = self.plain.remove(hash) {
+            let copies = Counts::PLAIN;
+            self.placed.insert(hash, Placed { sequence, copies });
+            self.sequences.insert(sequence, Counts::PLAIN);
+        }
+    }
+
+    /// A tier holds a block that it did not hold.
+    fn see(&mut self, sequence: SequenceHash, slot: usize) -> Put {
         self.views[slot].blocks += 1;
         self.views[slot].digest.insert(sequence);
         Put::New(sequence)
     }
 
+    /// A tier holds a block no longer.
+    fn unsee(&mut self, sequence: SequenceHash, slot: usize) {
+        self.views[slot].blocks -= 1;
+        self.views[slot].digest.remove(sequence);
+    }
+
     /// The same for a block that is kept out of the view.
-    pub(super) fn put_outside(&mut self, hash: EngineHash, tier: Tier, copies: bool) -> Put {
+    pub fn put_outside(&mut self, hash: EngineHash, tier: Tier, copies: bool) -> Put {
         match slot(tier) {
             Some(slot) if !self.outside.entry(hash).or_default().add(slot, copies) => Put::Again,
             _ => Put::Unseen,
@@ -150,10 +208,16 @@ impl Holdings {
     }
 
     /// One copy less.
-    pub(super) fn take(&mut self, hash: EngineHash, tier: Tier) -> Taken {
+    pub fn take(&mut self, hash: EngineHash, tier: Tier) -> Taken {
         let Some(slot) = slot(tier) else {
             return Taken::Absent;
         };
+        if slot == DEVICE
+            && let Some(sequence) = self.plain.remove(hash)
+        {
+            self.unsee(sequence, slot);
+            return Taken::Gone(sequence);
+        }
         let Entry::Occupied(mut placed) = self.placed.entry(hash) else {
             return self.take_unseen(hash, slot);
         };
@@ -201,15 +265,15 @@ impl Holdings {
             self.sequences.remove(&sequence);
         }
         if last_name {
-            self.views[slot].blocks -= 1;
-            self.views[slot].digest.remove(sequence);
+            self.unsee(sequence, slot);
         }
         last_name
     }
 
     /// Moves a block under one of its names out of the view; the tiers that hold it no longer.
-    pub(super) fn expel(&mut self, hash: EngineHash) -> Vec<(Tier, SequenceHash)> {
+    pub fn expel(&mut self, hash: EngineHash) -> Vec<(Tier, SequenceHash)> {
         self.faded.remove(&hash);
+        self.complicate(hash);
         let Some(placed) = self.placed.remove(&hash) else {
             return Vec::new();
         };
@@ -221,22 +285,22 @@ impl Holdings {
 
     /// Empties the view: what was there may have left unseen. Names are kept until the next such moment, since blocks that
     /// are announced from here on stand behind blocks that were announced before. Whether there was anything.
-    pub(super) fn fade(&mut self) -> bool {
+    pub fn fade(&mut self) -> bool {
         let placed = std::mem::take(&mut self.placed).into_iter();
-        let faded = placed.map(|(hash, placed)| (hash, placed.sequence));
-        let faded = faded.collect();
+        let placed = placed.map(|(hash, placed)| (hash, placed.sequence));
+        let faded = placed.chain(self.plain.iter()).collect();
         let held = self.clear(None);
         self.faded = faded;
         held
     }
 
     /// How many names are kept of blocks that may be gone.
-    pub(super) fn faded(&self) -> usize {
+    pub fn faded(&self) -> usize {
         self.faded.len()
     }
 
     /// Whether there was anything in the tier, or in any tier.
-    pub(super) fn clear(&mut self, tier: Option<Tier>) -> bool {
+    pub fn clear(&mut self, tier: Option<Tier>) -> bool {
         let Some(tier) = tier else {
             let held = self.views.iter().any(|view| view.blocks > 0);
             // Emptying the tables would keep their memory.
@@ -248,6 +312,9 @@ impl Holdings {
         };
         let held = self.views[slot].blocks > 0;
         self.views[slot] = TierView::default();
+        if slot == DEVICE {
+            self.plain = Plain::default();
+        }
         self.placed.retain(|_, placed| {
             placed.copies.0[slot] = 0;
             !placed.copies.is_zero()
@@ -261,15 +328,19 @@ impl Holdings {
         held
     }
 
-    pub(super) fn view(&self, tier: Tier) -> TierView {
+    /// Size and digest of what a tier holds.
+    pub fn view(&self, tier: Tier) -> TierView {
         slot(tier).map_or_else(TierView::default, |slot| self.views[slot])
     }
 
     /// The blocks of a tier, in no order.
-    pub(super) fn blocks(&self, tier: Tier) -> impl Iterator<Item = SequenceHash> + '_ {
+    pub fn blocks(&self, tier: Tier) -> impl Iterator<Item = SequenceHash> + '_ {
         let slot = slot(tier);
         let held = move |names: &Counts| slot.is_some_and(|slot| names.0[slot] > 0);
-        let blocks = self.sequences.iter();
-        blocks.filter_map(move |(sequence, names)| held(names).then_some(*sequence))
+        let counted = self.sequences.iter();
+        let counted = counted.filter_map(move |(sequence, names)| held(names).then_some(*sequence));
+        let plain = (slot == Some(DEVICE)).then(|| self.plain.iter());
+        let plain = plain.into_iter().flatten().map(|(_, sequence)| sequence);
+        counted.chain(plain)
     }
 }

@@ -42,6 +42,27 @@ pub enum Oddity {
 }
 
 impl Oddity {
+    /// All of them.
+    pub const ALL: [Self; 17] = [
+        Self::Gap,
+        Self::Older,
+        Self::Restart,
+        Self::Unheard,
+        Self::JoinedLate,
+        Self::Reports,
+        Self::Undecoded,
+        Self::Unreadable,
+        Self::UnknownParent,
+        Self::TokenCount,
+        Self::Conflict,
+        Self::UntoldTokens,
+        Self::UnknownNamespace,
+        Self::PartialBlock,
+        Self::OtherGroup,
+        Self::UnknownRemoval,
+        Self::SecondCopy,
+    ];
+
     /// Its name in metrics and reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -134,9 +155,11 @@ impl Doubts {
         self.0 == 0
     }
 
-    /// Whether the rank may hold blocks that are not in the view. Of a stream that is only unheard yet, nothing says so.
+    /// Whether the rank may hold blocks that are not in the view. Of a stream that is only unheard yet, nothing says so; and
+    /// of a cache that was cleared amid reports only the number of copies is in doubt. More reports would keep it so for ever.
     pub fn can_be_learnt_away(self) -> bool {
-        self.iter().any(|reason| reason != Oddity::Unheard)
+        self.iter()
+            .any(|reason| !matches!(reason, Oddity::Unheard | Oddity::Reports))
     }
 
     /// The reasons.

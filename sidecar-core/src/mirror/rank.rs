@@ -12,6 +12,8 @@ use super::lineage::{Lineage, Parent};
 use super::oddity::{Doubts, Oddity, Tally};
 use super::order::{Arrival, Order, Stamp};
 
+mod deaf;
+
 /// What one data-parallel rank holds.
 #[derive(Debug, Default)]
 pub struct RankView {
@@ -21,6 +23,8 @@ pub struct RankView {
     doubts: Doubts,
     /// What watchers were last told of the view.
     told: ViewState,
+    /// Nothing comes through from the engine: what is known stays, and is not told.
+    deaf: bool,
     /// Blocks that the engine reuses may be announced, though they are no further copies.
     reports: bool,
     tally: Tally<Oddity>,
@@ -63,6 +67,7 @@ impl RankView {
     /// Nothing was heard of the rank yet.
     pub(super) fn unheard(&mut self) {
         self.order = Order::default();
+        self.tally.add(Oddity::Unheard);
         self.doubts.add(Oddity::Unheard);
     }
 
@@ -147,7 +152,7 @@ impl RankView {
 
     /// Says what has become of the view as a whole. What is no longer so is said before the changes that make it so, and
     /// what is so again after them: the words are true at every moment for whoever follows.
-    pub(super) fn say_state(&mut self, changes: &mut Changes) {
+    fn say_state(&mut self, changes: &mut Changes) {
         let now = self.state();
         let said = std::mem::replace(&mut self.told, now);
         match (said.uncertain, now.uncertain) {
@@ -164,6 +169,9 @@ impl RankView {
 
     /// What can be said of the view as a whole.
     pub fn state(&self) -> ViewState {
+        if self.deaf {
+            return deaf::STATE;
+        }
         ViewState {
             uncertain: !self.doubts.is_empty(),
             broken: !self.lineage.is_whole(),
@@ -367,6 +375,7 @@ impl RankView {
         if tier.is_none_or(|tier| tier == Tier::Device) {
             self.doubts = Doubts::default();
             if self.reports {
+                self.tally.add(Oddity::Reports);
                 self.doubts.add(Oddity::Reports);
             }
         }
@@ -394,12 +403,16 @@ impl RankView {
 
     /// How many blocks a tier holds.
     pub fn held(&self, tier: Tier) -> u64 {
+        if self.deaf {
+            return 0;
+        }
         self.holdings.view(tier).blocks
     }
 
     /// The blocks of a tier, in no order.
     pub fn blocks(&self, tier: Tier) -> impl Iterator<Item = SequenceHash> + '_ {
-        self.holdings.blocks(tier)
+        let told = (!self.deaf).then(|| self.holdings.blocks(tier));
+        told.into_iter().flatten()
     }
 
     /// How many of the engine's names are kept of blocks that were in the view before something was lost.
@@ -420,7 +433,7 @@ impl RankView {
         let tiers = TIERS
             .into_iter()
             .map(|tier| (tier, self.holdings.view(tier)));
-        let held = tiers.filter(|(_, view)| view.blocks > 0);
+        let held = tiers.filter(|(_, view)| view.blocks > 0 && !self.deaf);
         held.map(move |(tier, view)| ViewDigest {
             rank,
             tier,

@@ -38,6 +38,8 @@ pub struct ViewMetrics {
     counted: Arc<Mutex<BTreeMap<Oddity, u64>>>,
     /// Messages of the engine's event stream.
     pub messages: Counter,
+    /// Times the engine was told to forget its cache.
+    pub resets: Counter,
     replays: Family<OutcomeLabel, Counter>,
     strange: Family<ReasonLabel, Counter>,
 }
@@ -72,18 +74,21 @@ impl ViewMetrics {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         for (reason, count) in &now {
             let before = counted.get(reason).copied().unwrap_or_default();
-            let more = count.checked_sub(before).unwrap_or(*count);
-            if more > 0 {
-                let reason = reason.name();
-                let oddities = self.oddities.get_or_create(&ReasonLabel { reason });
-                oddities.inc_by(more);
-            }
+            self.odd(*reason, count.checked_sub(before).unwrap_or(*count));
         }
         *counted = now;
     }
 
-    /// Messages were asked for once more; how that ended.
-    pub fn replayed(&self, outcome: &'static str) {
+    /// What a plain stream of events would not have.
+    pub fn odd(&self, reason: Oddity, times: u64) {
+        let reason = reason.name();
+        let oddities = self.oddities.get_or_create(&ReasonLabel { reason });
+        oddities.inc_by(times);
+    }
+
+    /// Messages were asked for once more; whether that was answered.
+    pub fn replayed(&self, answered: bool) {
+        let outcome = if answered { "answered" } else { "unanswered" };
         self.replays.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
@@ -109,6 +114,11 @@ impl ViewMetrics {
             "view_oddities",
             "What a plain stream of KV events would not have, by reason: gap, older, restart, joined_late, ...",
             self.oddities.clone(),
+        );
+        families.register(
+            "view_resets",
+            "Times the engine was told to forget its KV cache, because not all that it held was known",
+            self.resets.clone(),
         );
         families.register(
             "kv_event_messages",

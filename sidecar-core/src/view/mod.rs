@@ -21,7 +21,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::mirror::event::BlockEvent;
-use crate::mirror::oddity::Doubts;
+use crate::mirror::oddity::{Doubts, Oddity};
 use crate::mirror::order::{Arrival, Stamp};
 use crate::mirror::rank::RankView;
 use crate::mirror::{Applied, Mirror, TIERS};
@@ -73,6 +73,8 @@ pub struct RankStatus {
     pub doubts: Doubts,
     /// Whether blocks are in it without all that come before them.
     pub broken: bool,
+    /// Whether the view is not told, for nothing comes through from the engine.
+    pub deaf: bool,
     /// Number of the engine's last message that was applied.
     pub last_seq: Option<u64>,
 }
@@ -161,6 +163,13 @@ impl KvView {
         ranks.any(|(_, view)| view.doubts().can_be_learnt_away())
     }
 
+    /// Whether some rank that was heard may hold blocks that nobody knows of.
+    pub fn is_uncertain(&self) -> bool {
+        let inner = self.lock();
+        let mut ranks = inner.mirror.ranks();
+        ranks.any(|(_, view)| view.doubts().iter().any(|doubt| doubt != Oddity::Unheard))
+    }
+
     /// A request is about to be sent that has the engine announce blocks that it reuses. Until some time after the guard
     /// is dropped, what it announces may be such reports.
     pub fn ask_for_reports(self: &Arc<Self>) -> ReportGuard {
@@ -242,6 +251,7 @@ impl KvView {
             rank,
             doubts: view.doubts(),
             broken: view.state().broken,
+            deaf: view.is_deaf(),
             last_seq: view.last_seq(),
         };
         ranks.map(status).collect()
@@ -309,6 +319,16 @@ impl Feed {
     /// Messages of a rank were lost, nobody knows how many.
     pub fn lose(&self, rank: u32) {
         self.change(rank, |mirror| mirror.lose(rank));
+    }
+
+    /// Nothing comes through from the engine: what a rank holds is not told until it is heard again.
+    pub fn deafen(&self, rank: u32) {
+        self.change(rank, |mirror| mirror.deafen(rank));
+    }
+
+    /// A rank is heard, and has told again what was missed.
+    pub fn hear(&self, rank: u32) {
+        self.change(rank, |mirror| mirror.hear(rank));
     }
 
     /// The rank's messages show that its engine began a new life.

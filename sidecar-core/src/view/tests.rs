@@ -207,12 +207,44 @@ fn reports_are_asked_for_while_something_was_lost_and_expected_for_a_while_after
     feed.apply(0, Stamp { seq: 6, time: 1.0 }, clear);
     let doubts = view.ranks()[0].doubts;
     assert!(!doubts.is_empty(), "reports may be under way");
+    assert!(!view.wants_reports(), "then no others are asked for");
+}
+
+#[test]
+fn what_an_unheard_engine_holds_is_taken_back_until_it_is_heard_again() {
+    let view = view();
+    let feed = view.begin(&info());
+    feed.watch(0);
+    store(&feed, 0, 0, 1, 0);
+    let mut watcher = Watcher::default();
+    watcher.catch_up(&view, 1000);
+    assert_eq!(watcher.ranks[&0].0, ViewState::default());
+    feed.deafen(0);
+    feed.deafen(0);
+    watcher.catch_up(&view, 1000);
+    let uncertain = ViewState {
+        uncertain: true,
+        broken: false,
+    };
+    assert_eq!(watcher.ranks[&0], (uncertain, BTreeSet::new()));
+    // What was missed is told again before all of it is.
+    store(&feed, 0, 1, 2, 1);
+    remove(&feed, 0, 2, 2);
+    store(&feed, 0, 3, 3, 1);
+    watcher.catch_up(&view, 1000);
+    assert_eq!(watcher.ranks[&0], (uncertain, BTreeSet::new()));
+    assert!(!view.wants_reports(), "nothing is lost yet");
+    feed.hear(0);
+    feed.hear(0);
+    watcher.catch_up(&view, 1000);
+    let (state, held) = &watcher.ranks[&0];
+    assert_eq!((*state, held.len()), (ViewState::default(), 2));
 }
 
 proptest! {
     #[test]
     fn a_watcher_that_comes_and_goes_knows_what_a_new_one_does(
-        steps in prop::collection::vec((0u32..2, 1u32..9, 0u32..9, 0u8..24), 1..150),
+        steps in prop::collection::vec((0u32..2, 1u32..9, 0u32..9, 0u8..27), 1..150),
         most in 1usize..400,
     ) {
         let view = view();
@@ -234,6 +266,8 @@ proptest! {
                     seq[rank as usize] = 0;
                 }
                 3..6 => watcher.catch_up(&view, most),
+                24 => feed.deafen(rank),
+                25..27 => feed.hear(rank),
                 6..15 => remove(&feed, rank, next, block),
                 _ => store(&feed, rank, next, block, parent),
             }

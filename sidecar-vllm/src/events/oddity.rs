@@ -20,9 +20,27 @@ pub enum Oddity {
     /// `untold_keys`: stored blocks of an engine too old to say what else than tokens sets blocks apart (before 0.17),
     /// taken for plain text.
     UntoldKeys,
+    /// `foreign_rank`: payloads of another data-parallel rank than the one whose stream they came by, taken for unread.
+    ForeignRank,
+    /// `older`: messages that came again, or too late.
+    Older,
 }
 
 impl Oddity {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Frames,
+        Self::Malformed,
+        Self::UnknownEvent,
+        Self::UnknownField,
+        Self::MissingField,
+        Self::FieldType,
+        Self::UnknownMedium,
+        Self::UntoldKeys,
+        Self::ForeignRank,
+        Self::Older,
+    ];
+
     /// Its name in metrics and reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -34,6 +52,8 @@ impl Oddity {
             Self::FieldType => "field_type",
             Self::UnknownMedium => "unknown_medium",
             Self::UntoldKeys => "untold_keys",
+            Self::ForeignRank => "foreign_rank",
+            Self::Older => "older",
         }
     }
 }

@@ -19,6 +19,7 @@ use baton_sidecar_core::view::Feed;
 use zmq::Context;
 
 use crate::events::decoder::Decoder;
+use crate::events::oddity::Oddity;
 use sequencer::{Heard, Sequencer, Step};
 use source::EventSource;
 use wire::{Wire, ZmqWire};
@@ -31,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// After how long a silence the engine is asked whether there was something: the last messages before it leave no gap.
 const QUIET: Duration = Duration::from_secs(1);
+
+/// How long without a connection a view is still told, so that one that comes back at once costs nothing.
+const DEAF: Duration = Duration::from_secs(2);
 
 /// Pause before sockets are opened anew.
 const REOPEN: Duration = Duration::from_secs(1);
@@ -79,6 +83,10 @@ struct Follower {
     sequencer: Sequencer,
     decoder: Decoder,
     connected: bool,
+    /// When the connection was seen last.
+    linked: Instant,
+    /// The view is not told, for nothing comes through.
+    deaf: bool,
     /// When something was heard last.
     heard: Instant,
     /// When a question was asked last, or part of an answer came. Events go on meanwhile and are no answer.
@@ -95,6 +103,8 @@ impl Follower {
             stop,
             decoder: Decoder::default(),
             connected: false,
+            linked: Instant::now(),
+            deaf: false,
             heard: Instant::now(),
             answered: Instant::now(),
             said: None,
@@ -112,6 +122,7 @@ impl Follower {
             let reopen = Instant::now() + REOPEN;
             while !self.stopped() && Instant::now() < reopen {
                 std::thread::park_timeout(LOOK);
+                self.tell_or_not();
             }
         }
     }
@@ -135,7 +146,7 @@ impl Follower {
             let mut bad = 0;
             let heard = wire.hear(LOOK, &mut bad)?;
             if bad > 0 {
-                self.feed.metrics().strange("frames", bad);
+                self.strange(Oddity::Frames, bad);
             }
             if !heard.is_empty() {
                 self.heard = Instant::now();
@@ -143,8 +154,26 @@ impl Follower {
             self.hear_all(heard, &mut wire);
             let silence = self.silence();
             self.hear_all(silence.into_iter().collect(), &mut wire);
+            self.tell_or_not();
         }
         Ok(())
+    }
+
+    /// A view is not told while its engine cannot be heard, nor until what was missed has been told again.
+    fn tell_or_not(&mut self) {
+        let rank = self.source.rank;
+        if self.connected {
+            self.linked = Instant::now();
+            if self.deaf && !self.sequencer.is_asking() {
+                tracing::info!(rank, "the engine's KV events come through again");
+                self.deaf = false;
+                self.feed.hear(rank);
+            }
+        } else if !self.deaf && self.linked.elapsed() >= DEAF {
+            tracing::warn!(rank, "the engine's KV events do not come through");
+            self.deaf = true;
+            self.feed.deafen(rank);
+        }
     }
 
     /// What it means that nothing was heard until now, or no answer.
@@ -181,9 +210,9 @@ impl Follower {
                     self.feed.metrics().messages.inc();
                 }
                 Heard::Again(..) => self.answered = Instant::now(),
-                Heard::End => self.feed.metrics().replayed("answered"),
+                Heard::End => self.feed.metrics().replayed(true),
                 Heard::Unanswered => {
-                    self.feed.metrics().replayed("unanswered");
+                    self.feed.metrics().replayed(false);
                     wire.hush();
                 }
                 Heard::Quiet => {}
@@ -210,7 +239,7 @@ impl Follower {
             }
             Step::Hush => wire.hush(),
             Step::Apply(seq, payload) => self.apply(seq, &payload),
-            Step::Older => self.feed.metrics().strange("older", 1),
+            Step::Older => self.strange(Oddity::Older, 1),
             Step::Restart => {
                 tracing::info!(rank, "the engine's KV events are of a new life");
                 self.feed.restart(rank);
@@ -224,6 +253,10 @@ impl Follower {
                 self.feed.lose(rank);
             }
         }
+    }
+
+    fn strange(&self, reason: Oddity, times: u64) {
+        self.feed.metrics().strange(reason.name(), times);
     }
 
     fn record(&self, recorder: &Recorder, step: &Step) {
@@ -248,7 +281,7 @@ impl Follower {
         };
         match self.decoder.decode(payload) {
             Ok(batch) if batch.rank.is_some_and(|told| told != rank) => {
-                self.feed.metrics().strange("foreign_rank", 1);
+                self.strange(Oddity::ForeignRank, 1);
                 self.feed.undecoded(rank, undecoded);
             }
             Ok(batch) => {
@@ -260,7 +293,7 @@ impl Follower {
             }
             Err(malformed) => {
                 tracing::debug!(rank, seq, %malformed, "a message of KV events cannot be read");
-                self.feed.metrics().strange("malformed", 1);
+                self.strange(Oddity::Malformed, 1);
                 self.feed.undecoded(rank, undecoded);
             }
         }

@@ -92,11 +92,11 @@ fn short(value: f64) -> String {
     }
 }
 
-fn print_alone(figure: &Figure) {
+pub(super) fn print_alone(figure: &Figure) {
     let [smallest, largest] = figure.spread.map(short);
     let reference = figure.reference.map_or_else(String::new, |reference| {
         format!(
-            "  relay {}  ratio {:.2}",
+            "  reference {}  ratio {:.2}",
             short(reference),
             figure.value / reference
         )

@@ -1,6 +1,7 @@
 //! One subject, measured.
 
 use std::hint::black_box;
+use std::time::Instant;
 
 use anyhow::Result;
 
@@ -9,9 +10,9 @@ use crate::subject::Subject;
 use crate::workload::{Event, Sequence, Workload, sequence};
 
 /// Events that are made before each measured stretch.
-const STRETCH: usize = 4096;
+const STRETCH: usize = 16_384;
 /// How often a long sequence is asked for.
-const REPEATS: usize = 200;
+const REPEATS: usize = 1000;
 /// Lengths of long sequences, in blocks.
 pub(crate) const LENGTHS: [usize; 5] = [64, 256, 1024, 4096, 8192];
 /// How many hold each, all of it.
@@ -56,7 +57,11 @@ pub(crate) fn long(workers: usize) -> Vec<(Sequence, usize)> {
         .collect()
 }
 
-pub(crate) fn measure<S: Subject>(make: impl FnOnce() -> Result<S>, workload: &Workload, workers: usize) -> Result<Measured> {
+pub(crate) fn measure<S: Subject>(
+    make: impl FnOnce() -> Result<S>,
+    workload: &Workload,
+    workers: usize,
+) -> Result<Measured> {
     let before = clock::heap()?;
     let mut subject = make()?;
     let (blocks, time) = fill(&mut subject, workload)?;
@@ -65,9 +70,13 @@ pub(crate) fn measure<S: Subject>(make: impl FnOnce() -> Result<S>, workload: &W
     store_long(&mut subject, &long)?;
     let mut found = Vec::new();
     let mut none = Vec::new().into_iter();
-    let quiet = finds(&mut subject, workload, &long, &mut none, |answer| found.push(answer))?;
+    let quiet = finds(&mut subject, workload, &long, &mut none, |answer| {
+        found.push(answer)
+    })?;
     let churn = workload.events().enumerate().skip(workload.filled);
-    let churn = churn.map(|(number, event)| S::event(&event, number as u64)).collect();
+    let churn = churn
+        .map(|(number, event)| S::event(&event, number as u64))
+        .collect();
     let mut between = subject.churn(churn)?.into_iter();
     let busy = finds(&mut subject, workload, &long, &mut between, |_| ())?;
     subject.rest()?;
@@ -82,16 +91,13 @@ pub(crate) fn measure<S: Subject>(make: impl FnOnce() -> Result<S>, workload: &W
 
 /// Applies the events that fill the caches; how many blocks they were of, and the CPU time it took.
 fn fill<S: Subject>(subject: &mut S, workload: &Workload) -> Result<(usize, u64)> {
-    let mut events = workload.events().take(workload.filled).enumerate().peekable();
+    let mut events = workload.filling().enumerate().peekable();
     let (mut blocks, mut time) = (0, 0);
     while events.peek().is_some() {
         let stretch = events.by_ref().take(STRETCH);
         let stretch: Vec<S::Event> = stretch
             .map(|(number, event)| {
-                blocks += match event {
-                    Event::Stored { blocks, .. } => blocks.len(),
-                    Event::Removed { blocks, .. } => blocks.len(),
-                };
+                blocks += event.len();
                 S::event(&event, number as u64)
             })
             .collect();
@@ -112,7 +118,12 @@ fn store_long<S: Subject>(subject: &mut S, long: &[(Sequence, usize)]) -> Result
             for (place, blocks) in sequence.chunks(128).enumerate() {
                 let start = place * 128;
                 let parent = start.checked_sub(1).map(|before| sequence[before].sequence);
-                let event = Event::Stored { worker, start, parent, blocks };
+                let event = Event::Stored {
+                    worker,
+                    start,
+                    parent,
+                    blocks,
+                };
                 number += 1;
                 subject.apply(S::event(&event, number))?;
             }
@@ -134,9 +145,9 @@ fn finds<S: Subject>(
         if let Some(event) = between.next() {
             subject.apply(event)?;
         }
-        let start = clock::thread_ns();
+        let start = Instant::now();
         let answer = black_box(subject.find(query));
-        let time = clock::thread_ns() - start;
+        let time = clock::elapsed_ns(start);
         Ok((time.saturating_sub(overhead), subject.read(&answer)))
     };
     let mut trace = Vec::new();
@@ -160,7 +171,10 @@ fn finds<S: Subject>(
         }
         by_long.push(sorted(times));
     }
-    Ok(Finds { trace: sorted(trace), long: by_long })
+    Ok(Finds {
+        trace: sorted(trace),
+        long: by_long,
+    })
 }
 
 fn sorted(mut times: Vec<u64>) -> Times {

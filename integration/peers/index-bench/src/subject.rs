@@ -37,7 +37,12 @@ pub(crate) trait Subject {
 /// An event in the peers' words.
 pub(crate) fn router_event(event: &Event<'_>, number: u64) -> RouterEvent {
     let (worker, data) = match *event {
-        Event::Stored { worker, start, parent, blocks } => {
+        Event::Stored {
+            worker,
+            start,
+            parent,
+            blocks,
+        } => {
             let block = |block: &crate::workload::Block| KvCacheStoredBlockData {
                 block_hash: ExternalSequenceBlockHash(block.sequence),
                 tokens_hash: LocalBlockHash(block.local),
@@ -51,11 +56,22 @@ pub(crate) fn router_event(event: &Event<'_>, number: u64) -> RouterEvent {
             (worker, KvCacheEventData::Stored(stored))
         }
         Event::Removed { worker, blocks } => {
-            let block_hashes = blocks.iter().copied().map(ExternalSequenceBlockHash).collect();
-            (worker, KvCacheEventData::Removed(KvCacheRemoveData { block_hashes }))
+            let block_hashes = blocks
+                .iter()
+                .copied()
+                .map(ExternalSequenceBlockHash)
+                .collect();
+            (
+                worker,
+                KvCacheEventData::Removed(KvCacheRemoveData { block_hashes }),
+            )
         }
     };
-    let event = KvCacheEvent { event_id: number, data, dp_rank: 0 };
+    let event = KvCacheEvent {
+        event_id: number,
+        data,
+        dp_rank: 0,
+    };
     RouterEvent::new(worker as u64, event)
 }
 
@@ -65,7 +81,10 @@ fn most(found: &OverlapScores) -> (usize, u32) {
 }
 
 fn locals(sequence: &Sequence) -> Vec<LocalBlockHash> {
-    sequence.iter().map(|block| LocalBlockHash(block.local)).collect()
+    sequence
+        .iter()
+        .map(|block| LocalBlockHash(block.local))
+        .collect()
 }
 
 impl Subject for RadixTree {
@@ -113,7 +132,9 @@ impl<B: SyncIndexer> Threaded<B> {
     pub(crate) fn new(index: B) -> Result<Self> {
         Ok(Self {
             indexer: ThreadPoolIndexer::new(index, 1, 16),
-            runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
+            runtime: tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?,
         })
     }
 }

@@ -4,7 +4,7 @@
 //! conversation. A request goes where its conversation went, or in one case of five anywhere. Engines evict the blocks that
 //! were used longest ago, and of a request the last one first.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use dynamo_kv_router::protocols::{LocalBlockHash, compute_next_seq_hash};
 use rand::rngs::StdRng;
@@ -45,6 +45,22 @@ pub(crate) enum Event<'a> {
     },
 }
 
+impl Event<'_> {
+    pub(crate) fn worker(&self) -> usize {
+        match *self {
+            Event::Stored { worker, .. } | Event::Removed { worker, .. } => worker,
+        }
+    }
+
+    /// How many blocks it is of.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Event::Stored { blocks, .. } => blocks.len(),
+            Event::Removed { blocks, .. } => blocks.len(),
+        }
+    }
+}
+
 /// Events, without the blocks.
 enum Stub {
     Stored {
@@ -70,8 +86,6 @@ pub(crate) struct Workload {
     pub(crate) asked: Vec<Sequence>,
     /// Blocks that the workers hold after that, each counted with each worker.
     pub(crate) resident: usize,
-    /// The same, each counted once.
-    pub(crate) distinct: usize,
 }
 
 /// How large it is.
@@ -97,7 +111,6 @@ impl Workload {
             filled: 0,
             asked: Vec::new(),
             resident: 0,
-            distinct: 0,
         };
         for request in 0..requests + requests / 10 {
             if request == requests {
@@ -106,10 +119,14 @@ impl Workload {
             let (prompt, output) = conversations.next();
             let place = mix(prompt[prompt.len().min(24) - 1].sequence, 5) as usize;
             let stray = random.random::<f64>() < 0.2;
-            let worker = if stray { random.random_range(0..size.workers) } else { place % size.workers };
+            let worker = if stray {
+                random.random_range(0..size.workers)
+            } else {
+                place % size.workers
+            };
             let capacity = size.resident / size.workers;
             workload.serve(worker, &mut engines[worker], &prompt, output, capacity);
-            if request + size.asked >= requests && request < requests {
+            if request < requests && request + size.asked >= requests {
                 workload.asked.push(prompt);
             }
         }
@@ -118,20 +135,29 @@ impl Workload {
 
     fn settle(&mut self, engines: &[Engine]) {
         self.filled = self.stubs.len();
-        let held = engines.iter().flat_map(|engine| engine.used.keys());
-        self.resident = held.clone().count();
-        self.distinct = held.collect::<HashSet<_>>().len();
+        self.resident = engines.iter().map(|engine| engine.used.len()).sum();
     }
 
-    fn serve(&mut self, worker: usize, engine: &mut Engine, prompt: &[Block], output: usize, capacity: usize) {
-        let cached = prompt.iter().take_while(|block| engine.used.contains_key(&block.sequence));
+    fn serve(
+        &mut self,
+        worker: usize,
+        engine: &mut Engine,
+        prompt: &[Block],
+        output: usize,
+        capacity: usize,
+    ) {
+        let cached = prompt
+            .iter()
+            .take_while(|block| engine.used.contains_key(&block.sequence));
         let cached = cached.count();
         let mut all = prompt.to_vec();
         for place in 0..output {
             let last = all[all.len() - 1].sequence;
             extend(&mut all, mix(prompt[0].sequence ^ last, place as u64 + 999));
         }
-        let ends = (cached..prompt.len()).step_by(CHUNK).map(|from| (from, (from + CHUNK).min(prompt.len())));
+        let ends = (cached..prompt.len())
+            .step_by(CHUNK)
+            .map(|from| (from, (from + CHUNK).min(prompt.len())));
         let decoded = (prompt.len()..all.len()).map(|from| (from, from + 1));
         for (from, to) in ends.chain(decoded) {
             self.stored.extend(&all[from..to]);
@@ -151,14 +177,29 @@ impl Workload {
         }
     }
 
-    /// The events in order, from the first or from where the caches are full.
+    /// The events that fill the caches.
+    pub(crate) fn filling(&self) -> impl Iterator<Item = Event<'_>> {
+        self.events().take(self.filled)
+    }
+
+    /// All events in order.
     pub(crate) fn events(&self) -> impl Iterator<Item = Event<'_>> {
         let (mut stored, mut removed) = (0, 0);
         self.stubs.iter().map(move |stub| match *stub {
-            Stub::Stored { worker, start, parent, end } => {
+            Stub::Stored {
+                worker,
+                start,
+                parent,
+                end,
+            } => {
                 let blocks = &self.stored[stored..end];
                 stored = end;
-                Event::Stored { worker, start, parent, blocks }
+                Event::Stored {
+                    worker,
+                    start,
+                    parent,
+                    blocks,
+                }
             }
             Stub::Removed { worker, end } => {
                 let blocks = &self.removed[removed..end];
@@ -240,7 +281,8 @@ impl Conversations {
         }
         let system = (self.random.random::<f64>().powi(3) * SYSTEM_PROMPTS) as u64;
         let mut sequence = Vec::new();
-        (0..8 + system % 7 * 24).for_each(|place| extend(&mut sequence, mix(0xabcd + system, place)));
+        (0..8 + system % 7 * 24)
+            .for_each(|place| extend(&mut sequence, mix(0xabcd + system, place)));
         if self.random.random::<f64>() < 0.25 {
             let document = (self.random.random::<f64>().powi(2) * DOCUMENTS) as u64;
             let length = 64 + mix(document, 3) % 960;
@@ -272,9 +314,12 @@ pub(crate) fn sequence(seed: u64, length: usize) -> Sequence {
 fn extend(sequence: &mut Sequence, local: u64) {
     let parent = sequence.last().map(|block| block.sequence);
     // As one of the peers wants it computed; ours takes any good hash.
-    let hash = parent.map_or(local, |parent| compute_next_seq_hash(parent, LocalBlockHash(local)));
-    let sequence_hash = hash;
-    sequence.push(Block { local, sequence: sequence_hash });
+    let with_parent = |parent| compute_next_seq_hash(parent, LocalBlockHash(local));
+    let hash = parent.map_or(local, with_parent);
+    sequence.push(Block {
+        local,
+        sequence: hash,
+    });
 }
 
 fn mix(seed: u64, number: u64) -> u64 {

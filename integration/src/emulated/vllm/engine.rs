@@ -346,6 +346,14 @@ impl EmulatedVllm {
         Some(rule.clone())
     }
 
+    /// Tells of blocks that the engine does not hold: for who measures what is made of that. `None` if the rank publishes no
+    /// events.
+    pub fn publish(&self, rank: usize, events: Vec<super::events::Event>) -> Option<()> {
+        let life = self.life();
+        life.ranks[rank].publisher.as_ref()?.publish(events);
+        Some(())
+    }
+
     /// Number of the next message of a rank's events; `None` if it publishes none.
     pub fn next_event(&self, rank: usize) -> Option<u64> {
         let life = self.life();
