@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use baton_proto::event::Blocks;
 use baton_proto::frame::FrameReader;
-use baton_proto::hash::SequenceHash;
+use baton_proto::hash::{Namespace, SequenceHash, sequence_hashes};
 use baton_proto::watch::WatchFrame;
 use baton_proto::worker::{EngineKind, Role, Tier, WorkerInfo};
 use baton_sidecar_core::engine::Following;
@@ -25,7 +25,7 @@ use baton_sidecar_core::view::{KvView, RankStatus};
 use baton_sidecar_vllm::follow;
 use baton_sidecar_vllm::follow::source::EventSource;
 
-use crate::emulated::vllm::MODEL;
+use crate::emulated::vllm::{EmulatedVllm, MODEL};
 use crate::wait::until;
 
 use proxy::{Proxy, Way};
@@ -52,6 +52,22 @@ pub fn info(block_size: u32) -> WorkerInfo {
         topology: BTreeMap::new(),
         compatibility: None,
     }
+}
+
+/// What an engine itself says that a rank of it holds, apart from all that it publishes.
+pub fn held(engine: &EmulatedVllm, rank: usize) -> BTreeSet<SequenceHash> {
+    let block_size = engine.config().block_size as usize;
+    let texts = engine.cached(rank).into_iter();
+    let sequence = texts.map(|text| {
+        let namespace = Namespace {
+            model: MODEL,
+            lora: &text.lora,
+            salt: &text.salt,
+        };
+        let hashes = sequence_hashes(namespace.root().unwrap(), &text.tokens, block_size);
+        *hashes.last().expect("a block is full")
+    });
+    sequence.collect()
 }
 
 /// A sidecar's view and whoever feeds it.

@@ -15,10 +15,10 @@ use std::collections::BTreeSet;
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::vllm::publisher::{EventFault, Mangled, ReplayFault};
 use baton_integration::emulated::vllm::{Config, EmulatedVllm, EngineId, EventsConfig, MODEL};
-use baton_integration::kv_scene::Watched;
+use baton_integration::kv_scene::{self, Watched};
 use baton_integration::wait::{PATIENCE, until};
 use baton_integration::{client, ports};
-use baton_proto::hash::{Namespace, SequenceHash, sequence_hashes};
+use baton_proto::hash::SequenceHash;
 use baton_sidecar_core::view::RankStatus;
 use baton_sidecar_vllm::follow::source::{EventSource, sources_told};
 use rand::rngs::StdRng;
@@ -134,19 +134,8 @@ impl Scene {
         self.engine.event_faults(0).unwrap().clear();
     }
 
-    /// What the engine holds.
     fn held(&self, rank: usize) -> BTreeSet<SequenceHash> {
-        let texts = self.engine.cached(rank).into_iter();
-        let sequence = texts.map(|text| {
-            let namespace = Namespace {
-                model: MODEL,
-                lora: &text.lora,
-                salt: &text.salt,
-            };
-            let hashes = sequence_hashes(namespace.root().unwrap(), &text.tokens, BLOCK as usize);
-            *hashes.last().expect("a block is full")
-        });
-        sequence.collect()
+        kv_scene::held(&self.engine, rank)
     }
 
     fn known(&self, rank: u32) -> BTreeSet<SequenceHash> {

@@ -11,11 +11,12 @@
 use std::time::{Duration, Instant};
 
 use baton_integration::emulated::vllm::publisher::{EventFault, PublisherConfig};
-use baton_integration::kv_scene::proxy::Way;
+use baton_integration::kv_scene::proxy::{Proxy, Way};
 use baton_integration::kv_scene::stranger::{Greeting, Stranger};
 use baton_integration::kv_scene::teller::{self, TOPIC, Teller, address};
 use baton_integration::kv_scene::{Watched, Ways};
 use baton_integration::wait::until;
+use baton_sidecar_core::record::Recorder;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_may_be_there_before_its_engine() {
@@ -250,4 +251,34 @@ async fn followers_end_with_their_guard() {
         }
         assert!(quickest < Duration::from_secs(1), "{what}: {quickest:?}");
     }
+}
+
+/// What accepts connections for an engine that is down, as proxies do, and ends them at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_was_none_loses_nothing() {
+    let mut teller = Teller::running(PublisherConfig {
+        replay_endpoint: None,
+        ..teller::tcp()
+    });
+    let proxy = Proxy::to(address(&teller.config().endpoint), Way::Through).await;
+    let mut source = teller.source();
+    source.config.endpoint = proxy.endpoint();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut watched = Watched::recorded(Some(Recorder::open(file.path()).unwrap()));
+    watched.follow(vec![source], teller::BLOCK);
+    until("a message to be heard", || {
+        teller.store([0]);
+        teller.repeat();
+        let heard = watched.messages() > 0;
+        async move { heard }
+    })
+    .await;
+    teller.die().await;
+    let before = proxy.accepted();
+    until("some more connections", || async {
+        proxy.accepted() > before + 3
+    })
+    .await;
+    let recorded = std::fs::read_to_string(file.path()).unwrap();
+    assert_eq!(recorded.matches(r#""event":"lost""#).count(), 1);
 }

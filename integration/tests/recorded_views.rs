@@ -7,18 +7,17 @@
     reason = "clippy sees no test in the functions beside the tests"
 )]
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::vllm::publisher::{EventFault, PublisherConfig};
 use baton_integration::emulated::vllm::{BLOCK_SIZE, Config, EngineId, EventsConfig, MODEL};
 use baton_integration::fleet::{Fleet, Setup};
-use baton_integration::kv_scene::Watched;
 use baton_integration::kv_scene::oracle::{self, Oracle, Shown};
 use baton_integration::kv_scene::proxy::{Proxy, Way};
 use baton_integration::kv_scene::recording::{Message, Recording, Stage};
 use baton_integration::kv_scene::teller::{self, Teller};
+use baton_integration::kv_scene::{self, Watched};
 use baton_integration::ports;
 use baton_integration::replay;
 use baton_integration::wait::until;
@@ -166,15 +165,6 @@ fn request(random: &mut StdRng) -> Value {
     body
 }
 
-/// What the engine itself says that it holds.
-fn held(fleet: &Fleet) -> u64 {
-    let texts = fleet.engine("w").cached(0).into_iter();
-    let texts: BTreeSet<_> = texts
-        .map(|text| (text.lora, text.salt, text.tokens))
-        .collect();
-    texts.len() as u64
-}
-
 /// Runs an engine under a sidecar that records it; what the router knew at the end.
 async fn record(file: &Path, random: &mut StdRng, lives: usize) -> Shown {
     let fleet = Setup::new()
@@ -200,12 +190,8 @@ async fn record(file: &Path, random: &mut StdRng, lives: usize) -> Shown {
             fleet.complete(request(random).to_string()).await.served();
         }
     }
-    until("the router to know what the engine holds", || async {
-        let known = shown(&fleet).await.unwrap();
-        known.certain && known.blocks == held(&fleet)
-    })
-    .await;
-    let known = shown(&fleet).await.unwrap();
+    let known = Shown::exactly(&kv_scene::held(fleet.engine("w"), 0));
+    shows(&fleet, "what the engine holds", &known).await;
     fleet.finish().await;
     known
 }

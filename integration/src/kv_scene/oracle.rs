@@ -105,11 +105,21 @@ impl Oracle {
     /// What a router shows that knows all of it.
     pub fn shown(&self) -> Shown {
         let held = self.held();
-        let digest: BlockSetDigest = held.iter().copied().collect();
         let mut parents = self.blocks.values().filter_map(|block| block.parent);
         Shown {
-            certain: true,
             whole: parents.all(|parent| held.contains(&parent)),
+            ..Shown::exactly(&held)
+        }
+    }
+}
+
+impl Shown {
+    /// A view that is certain, whole, and has these blocks.
+    pub fn exactly(held: &BTreeSet<SequenceHash>) -> Self {
+        let digest: BlockSetDigest = held.iter().copied().collect();
+        Self {
+            certain: true,
+            whole: true,
             blocks: held.len() as u64,
             digest: (!held.is_empty()).then(|| format!("{:016x}", digest.value())),
         }

@@ -224,10 +224,9 @@ impl Sequencer {
         // Of the life that may have ended; in the same one they can be had again.
         self.forget_waiting();
         match self.replay {
-            Again::Asked => {}
             Again::Disbelieved(_) => self.replay = Again::Asked,
             Again::Never if self.last.is_some() => steps.push(Step::Lose),
-            Again::Never => {}
+            Again::Asked | Again::Never => {}
         }
     }
 

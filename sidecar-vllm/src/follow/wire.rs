@@ -59,6 +59,8 @@ pub(super) struct ZmqWire {
     /// When a connection ended that was made from this side and is not tried again yet.
     ended: Option<Instant>,
     connects: bool,
+    /// Somebody shook hands, and is not known to have left.
+    greeted: bool,
     replay: Option<String>,
     question: Option<Socket>,
     /// The end of an answer is still to come.
@@ -82,6 +84,7 @@ impl ZmqWire {
             monitor,
             ended: None,
             connects: matches!(endpoints.way, Way::Connect(_)),
+            greeted: false,
             replay: endpoints.replay.clone(),
             question: None,
             asked: false,
@@ -111,10 +114,17 @@ impl ZmqWire {
         while let Some(frames) = receive(&self.monitor)? {
             let event = frames.first().and_then(|frame| frame.first_chunk());
             match event.map(|event| SocketEvent::from_raw(u16::from_ne_bytes(*event))) {
-                Some(SocketEvent::HANDSHAKE_SUCCEEDED) => heard.push(Heard::Connected),
+                Some(SocketEvent::HANDSHAKE_SUCCEEDED) => {
+                    self.greeted = true;
+                    heard.push(Heard::Connected);
+                }
                 Some(SocketEvent::DISCONNECTED) => {
                     self.ended = self.connects.then(Instant::now);
-                    heard.push(Heard::Disconnected);
+                    // From this side there is one connection at a time. Of several peers nobody knows which one left.
+                    let was_greeted = std::mem::take(&mut self.greeted);
+                    if was_greeted || !self.connects {
+                        heard.push(Heard::Disconnected);
+                    }
                 }
                 Some(SocketEvent::CONNECT_RETRIED) => self.ended = None,
                 _ => {}
