@@ -36,9 +36,11 @@ impl Size {
     }
 }
 
-/// What the engine keeps for replay in the whole proof: little enough that a loss can be beyond repair, and more than a
-/// short one takes.
-const BUFFER_STEPS: u64 = 150;
+/// How many messages the engine keeps for replay in the whole proof: little enough that a loss can be beyond repair.
+const BUFFER_STEPS: u64 = 200;
+
+/// So few requests publish less than that, at two or three messages each.
+const REPLAYABLE: usize = 32;
 
 /// The sidecar connects anew and asks within this.
 const LOSS_BOUND: Duration = Duration::from_secs(20);
@@ -133,9 +135,8 @@ impl Run<'_> {
 
     /// Connections for events end while requests run, and come back.
     fn cut(&mut self) -> Result<()> {
-        self.send(self.size.requests / 4, Patience::None, |stand| {
-            stand.detour.cut()
-        })?;
+        let requests = REPLAYABLE.min(self.size.requests / 4);
+        self.send(requests, Patience::None, |stand| stand.detour.cut())?;
         self.quiet("while events do not come through", Known::InPart);
         self.stand.detour.mend()?;
         self.quiet("after events did not come through", Known::Exactly);
@@ -213,7 +214,8 @@ impl Run<'_> {
         self.stand.wait_until_ready()?;
         self.witness = Witness::join(&self.stand, &self.parts.model)?;
         self.quiet("with an engine that was started again", Known::Exactly);
-        self.traffic("in the engine's second life", self.size.requests / 4)?;
+        let requests = REPLAYABLE.min(self.size.requests / 4);
+        self.traffic("in the engine's second life", requests)?;
         self.probes(self.size.probes / 4, Known::Exactly)
     }
 
