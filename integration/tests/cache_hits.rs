@@ -1,5 +1,10 @@
 //! Predicted cache hits against those that engines report, through a whole fleet.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy sees no test in the functions beside the tests"
+)]
+
 use std::collections::BTreeSet;
 
 use baton_integration::emulated::vllm::events::HashForm;

@@ -199,7 +199,7 @@ impl Traffic {
             let batch: PlainBatch = rmp_serde::from_slice(payload)?;
             black_box(&batch);
         }
-        Ok(self.per_block(thread_time()? - started))
+        Ok(self.per_block(since(started)?))
     }
 
     /// Mirror and journal; what the journal has of the whole.
@@ -227,7 +227,7 @@ impl Traffic {
             for payload in some {
                 apply(payload)?;
             }
-            used += thread_time()? - started;
+            used += since(started)?;
             let more = view
                 .after(after, usize::MAX)
                 .context("the journal is long enough")?;
@@ -254,7 +254,7 @@ impl Traffic {
         take(&journals.snapshot)?;
         let started = thread_time()?;
         take(&journals.churn)?;
-        Ok(self.per_block(thread_time()? - started))
+        Ok(self.per_block(since(started)?))
     }
 }
 
@@ -287,6 +287,10 @@ struct PlainEvent {
 
 fn thread_time() -> Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
+}
+
+fn since(started: Duration) -> Result<Duration> {
+    Ok(thread_time()?.saturating_sub(started))
 }
 
 fn info() -> WorkerInfo {
