@@ -183,12 +183,12 @@ impl Pair {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn it_finds_what_a_naive_index_finds(
         targets in prop_oneof![0..6_usize, 60..140_usize],
-        steps in prop::collection::vec(step(), 1..60),
+        steps in prop::collection::vec(step(), 1..80),
     ) {
         let mut pair = Pair::new(targets);
         for step in &steps {

@@ -19,7 +19,7 @@ const CLASSES: usize = 4;
 const TARGETS: usize = 9;
 const CHAINS: usize = 12;
 const LENGTH: usize = 40;
-const STEPS: u64 = 8_000;
+const STEPS: u64 = 30_000;
 
 struct Class {
     /// Never changes. One whose blocks are whole, and one of which nobody vouches for that.

@@ -44,7 +44,7 @@ pub(crate) enum Bench {
     ///
     /// Applies what 64 emulated caches announce, 1 M and 4 M blocks large, to Baton's index and mirrors and to the peer's
     /// indexes, and asks all for the same prompts, without and with a writer beside. All must find the same. Builds a
-    /// workspace of its own (the peer has some 300 dependencies: minutes, once); then takes up to ten minutes.
+    /// workspace of its own (188 crates: minutes, once); then takes up to ten minutes.
     Index(index::IndexArgs),
 }
 
