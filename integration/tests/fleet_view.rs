@@ -307,3 +307,50 @@ async fn every_router_knows_what_every_engine_holds() {
         story.await.unwrap();
     }
 }
+
+/// Requests go through the router here, so that the sidecar has a say in what is asked of the engine.
+async fn complete(fleet: &Fleet, random: &mut StdRng) {
+    fleet.complete(prompt(random).to_string()).await.served();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_engine_of_which_not_all_is_known_is_made_to_forget() {
+    let setup = Setup::new()
+        .worker("a", engine())
+        .sidecars(&["--reset-uncertain-cache"]);
+    let fleet = setup.start().await;
+    let mut random = StdRng::seed_from_u64(3);
+    let resets = || async {
+        let page = fleet.sidecar_page("a").await;
+        page.sum("baton_sidecar_view_resets_total", &[])
+    };
+    let certain = || async {
+        known(&fleet, 0, "a")
+            .await
+            .is_some_and(|known| known.certain)
+    };
+    complete(&fleet, &mut random).await;
+    until("what is held to be known", certain).await;
+    let fault = EventFault::Lose {
+        batches: 1,
+        replayable: false,
+    };
+    fleet.engine("a").event_faults(0).unwrap().raise(fault);
+    complete(&fleet, &mut random).await;
+    complete(&fleet, &mut random).await;
+    until("the loss to be known", || async { !certain().await }).await;
+    // The first reset is told amid the reports of the next request; the second one is believed.
+    for expected in 1..=2 {
+        until("a reset", || async { resets().await == expected }).await;
+        complete(&fleet, &mut random).await;
+    }
+    until("what is held to be known again", certain).await;
+    let (blocks, digest) = held(&fleet, "a");
+    let all = Known {
+        certain: true,
+        blocks,
+        digest,
+    };
+    assert_eq!(known(&fleet, 0, "a").await, Some(all));
+    fleet.finish().await;
+}

@@ -9,11 +9,11 @@ use crate::core::Core;
 use crate::engine::Engine;
 
 /// How long a view must have been uncertain. What requests report of reused blocks may make up for most of it.
-const UNCERTAIN: Duration = Duration::from_secs(10);
+const UNCERTAIN: Duration = Duration::from_secs(5);
 
 /// How long after one reset another one may follow. An idle engine tells of a reset only with its next request (vLLM 0.32.0),
 /// and of the first one amid that request's reports: it takes two.
-const AGAIN: Duration = Duration::from_secs(30);
+const AGAIN: Duration = Duration::from_secs(10);
 
 /// Longest the engine may take.
 const PATIENCE: Duration = Duration::from_secs(5);
