@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use baton_proto::digest::BlockSetDigest;
-use baton_proto::event::KvEvent;
+use baton_proto::event::{KvEvent, ViewState};
 use baton_proto::hash::SequenceHash;
 use baton_proto::worker::Tier;
 use baton_sidecar_core::mirror::event::{BlockEvent, Content};
@@ -168,7 +168,7 @@ fn hash(value: &Value) -> Option<u64> {
 #[derive(Default)]
 struct Watcher {
     tiers: BTreeMap<Tier, BTreeSet<SequenceHash>>,
-    uncertain: bool,
+    state: ViewState,
 }
 
 impl Watcher {
@@ -186,8 +186,10 @@ impl Watcher {
                     }
                 }
                 KvEvent::Cleared { tier } => self.tiers.retain(|of, _| tier.is_some_and(|tier| *of != tier)),
-                KvEvent::Uncertain => self.uncertain = true,
-                KvEvent::Certain => self.uncertain = false,
+                KvEvent::Uncertain => self.state.uncertain = true,
+                KvEvent::Certain => self.state.uncertain = false,
+                KvEvent::Broken => self.state.broken = true,
+                KvEvent::Whole => self.state.broken = false,
                 KvEvent::Unknown => unreachable!(),
             }
         }
@@ -195,7 +197,8 @@ impl Watcher {
 
     fn compare(&mut self, mirror: &Mirror) {
         let Some(view) = mirror.rank(0) else { return };
-        assert_eq!(self.uncertain, !view.doubts().is_empty());
+        assert_eq!(self.state, view.state());
+        assert_eq!(self.state.uncertain, !view.doubts().is_empty());
         let digests = mirror.digests();
         for tier in TIERS {
             let held: BTreeSet<SequenceHash> = view.blocks(tier).collect();

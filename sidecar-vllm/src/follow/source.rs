@@ -80,9 +80,11 @@ impl EventsConfig {
             let port = endpoint
                 .strip_prefix("tcp://")
                 .and(endpoint.rsplit_once(':'));
-            let port = port.and_then(|(host, port)| Some((host, port.parse::<u32>().ok()?)));
+            let port = port.and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
             match port {
-                Some((host, port)) if port > 0 => format!("{host}:{}", port + rank),
+                Some((host, port)) if port > 0 => {
+                    format!("{host}:{}", u32::from(port).saturating_add(rank))
+                }
                 _ => endpoint.to_owned(),
             }
         };
