@@ -113,20 +113,8 @@ impl Writer {
         tier: Tier,
         blocks: &[u64],
     ) {
-        if !self.is_given(target) {
-            return;
-        }
-        let holder = Holder::new(target, tier);
-        let mut held = self.targets().held(target, tier);
-        self.fetch_first(blocks);
-        for (place, hash) in blocks.iter().enumerate() {
-            if let Some(later) = blocks.get(place + AHEAD) {
-                self.view.fetch(*later);
-            }
-            self.make_room_for_a_set(views);
-            held += u64::from(self.store_one(views, holder, *hash));
-        }
-        self.targets().set_held(target, tier, held);
+        let new = self.each(views, target, tier, blocks, Self::store_one);
+        self.held_becomes(target, tier, |held| held + new);
     }
 
     pub(crate) fn remove(
@@ -136,21 +124,42 @@ impl Writer {
         tier: Tier,
         blocks: &[u64],
     ) {
+        let gone = self.each(views, target, tier, blocks, Self::remove_one);
+        self.held_becomes(target, tier, |held| held - gone);
+        self.shrink_sets(views);
+    }
+
+    /// Changes blocks one after the other; how many did change.
+    #[inline]
+    fn each(
+        &mut self,
+        views: &Published<View>,
+        target: Target,
+        tier: Tier,
+        blocks: &[u64],
+        change: impl Fn(&mut Self, &Published<View>, Holder, u64) -> bool,
+    ) -> u64 {
         if !self.is_given(target) {
-            return;
+            return 0;
         }
         let holder = Holder::new(target, tier);
-        let mut held = self.targets().held(target, tier);
         self.fetch_first(blocks);
+        let mut changed = 0;
         for (place, hash) in blocks.iter().enumerate() {
             if let Some(later) = blocks.get(place + AHEAD) {
                 self.view.fetch(*later);
             }
             self.make_room_for_a_set(views);
-            held -= u64::from(self.remove_one(views, holder, *hash));
+            changed += u64::from(change(self, views, holder, *hash));
         }
-        self.targets().set_held(target, tier, held);
-        self.shrink_sets(views);
+        changed
+    }
+
+    fn held_becomes(&self, target: Target, tier: Tier, held: impl Fn(u64) -> u64) {
+        if self.is_given(target) {
+            let targets = self.targets();
+            targets.set_held(target, tier, held(targets.held(target, tier)));
+        }
     }
 
     /// Has what the first blocks need fetched; what later ones need is while those are worked on.

@@ -10,7 +10,7 @@ pub mod recording;
 pub mod stranger;
 pub mod teller;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use baton_proto::event::Blocks;
@@ -34,23 +34,9 @@ use teller::{Teller, address};
 /// A worker with blocks of this size, of which nothing else matters.
 pub fn info(block_size: u32) -> WorkerInfo {
     WorkerInfo {
-        engine: EngineKind::Vllm,
-        engine_version: String::new(),
-        role: Role::Local,
         models: vec![MODEL.to_owned()],
-        model_digest: None,
-        lora_adapters: vec![],
-        ranks: 1,
         block_size: Some(block_size),
-        capacity: vec![],
-        kv_bytes_per_token: None,
-        max_sequences: None,
-        max_batched_tokens: None,
-        context_length: None,
-        tokenizer_digest: None,
-        chat_template_digest: None,
-        topology: BTreeMap::new(),
-        compatibility: None,
+        ..WorkerInfo::unknown(EngineKind::Vllm, Role::Local)
     }
 }
 

@@ -127,3 +127,28 @@ pub struct WorkerInfo {
     /// What another engine must share to exchange KV with it; absent if it cannot at all.
     pub compatibility: Option<Compatibility>,
 }
+
+impl WorkerInfo {
+    /// An engine of one rank of which nothing else is known.
+    pub fn unknown(engine: EngineKind, role: Role) -> Self {
+        Self {
+            engine,
+            engine_version: String::new(),
+            role,
+            models: Vec::new(),
+            model_digest: None,
+            lora_adapters: Vec::new(),
+            ranks: 1,
+            block_size: None,
+            capacity: Vec::new(),
+            kv_bytes_per_token: None,
+            max_sequences: None,
+            max_batched_tokens: None,
+            context_length: None,
+            tokenizer_digest: None,
+            chat_template_digest: None,
+            topology: BTreeMap::new(),
+            compatibility: None,
+        }
+    }
+}

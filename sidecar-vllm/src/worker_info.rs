@@ -1,7 +1,5 @@
 //! What a vLLM engine is, put together from its handshake, its models and its metrics.
 
-use std::collections::BTreeMap;
-
 use baton_proto::worker::{EngineKind, Role, Tier, TierBlocks, WorkerInfo};
 
 use crate::handshake::{Geometry, Handshake};
@@ -25,13 +23,9 @@ pub(crate) fn info(
     let (adapters, base): (Vec<_>, Vec<_>) =
         models.iter().partition(|model| model.parent.is_some());
     WorkerInfo {
-        engine: EngineKind::Vllm,
         engine_version: version,
-        role,
         models: base.iter().map(|model| model.id.clone()).collect(),
-        model_digest: None,
         lora_adapters: adapters.iter().map(|model| model.id.clone()).collect(),
-        ranks: 1,
         block_size: geometry
             .map(|geometry| geometry.block_size)
             .or(label("block_size").and_then(|size| u32::try_from(size).ok())),
@@ -43,12 +37,7 @@ pub(crate) fn info(
             .into_iter()
             .collect(),
         kv_bytes_per_token: geometry.map(Geometry::bytes_per_token),
-        max_sequences: None,
-        max_batched_tokens: None,
         context_length: base.iter().find_map(|model| model.max_model_len),
-        tokenizer_digest: None,
-        chat_template_digest: None,
-        topology: BTreeMap::new(),
-        compatibility: None,
+        ..WorkerInfo::unknown(EngineKind::Vllm, role)
     }
 }

@@ -295,23 +295,9 @@ fn since(started: Duration) -> Result<Duration> {
 
 fn info() -> WorkerInfo {
     WorkerInfo {
-        engine: EngineKind::Vllm,
-        engine_version: String::new(),
-        role: Role::Local,
         models: vec!["tiny".to_owned()],
-        model_digest: None,
-        lora_adapters: vec![],
-        ranks: 1,
         block_size: Some(BLOCK),
-        capacity: vec![],
-        kv_bytes_per_token: None,
-        max_sequences: None,
-        max_batched_tokens: None,
-        context_length: None,
-        tokenizer_digest: None,
-        chat_template_digest: None,
-        topology: std::collections::BTreeMap::new(),
-        compatibility: None,
+        ..WorkerInfo::unknown(EngineKind::Vllm, Role::Local)
     }
 }
 

@@ -485,23 +485,5 @@ fn worker_info() -> WorkerInfo {
 }
 
 fn worker_info_bare() -> WorkerInfo {
-    WorkerInfo {
-        engine: EngineKind::Sglang,
-        engine_version: String::new(),
-        role: Role::Local,
-        models: Vec::new(),
-        model_digest: None,
-        lora_adapters: Vec::new(),
-        ranks: 1,
-        block_size: None,
-        capacity: Vec::new(),
-        kv_bytes_per_token: None,
-        max_sequences: None,
-        max_batched_tokens: None,
-        context_length: None,
-        tokenizer_digest: None,
-        chat_template_digest: None,
-        topology: [].into(),
-        compatibility: None,
-    }
+    WorkerInfo::unknown(EngineKind::Sglang, Role::Local)
 }

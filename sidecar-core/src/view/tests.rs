@@ -14,23 +14,9 @@ const BLOCK: u32 = 2;
 
 fn info() -> WorkerInfo {
     WorkerInfo {
-        engine: EngineKind::Vllm,
-        engine_version: "1".to_owned(),
-        role: Role::Any,
         models: vec!["tiny".to_owned()],
-        model_digest: None,
-        lora_adapters: vec![],
-        ranks: 1,
         block_size: Some(BLOCK),
-        capacity: vec![],
-        kv_bytes_per_token: None,
-        max_sequences: None,
-        max_batched_tokens: None,
-        context_length: None,
-        tokenizer_digest: None,
-        chat_template_digest: None,
-        topology: BTreeMap::new(),
-        compatibility: None,
+        ..WorkerInfo::unknown(EngineKind::Vllm, Role::Any)
     }
 }
 
