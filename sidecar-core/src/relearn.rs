@@ -12,8 +12,8 @@ use crate::engine::Engine;
 const UNCERTAIN: Duration = Duration::from_secs(5);
 
 /// How long after one reset another one may follow. An idle engine tells of a reset only with its next request (vLLM 0.32.0),
-/// and of the first one amid that request's reports: it takes two.
-const AGAIN: Duration = Duration::from_secs(10);
+/// and of the first one amid that request's reports: it takes two, and the second must not come while those are under way.
+const AGAIN: Duration = Duration::from_secs(15);
 
 /// Longest the engine may take.
 const PATIENCE: Duration = Duration::from_secs(5);
