@@ -5,14 +5,12 @@
     reason = "clippy sees no test in the functions beside the tests"
 )]
 
-use std::collections::BTreeSet;
-
 use baton_integration::emulated::vllm::events::HashForm;
-use baton_integration::emulated::vllm::{Config, EventsConfig, MODEL};
+use baton_integration::emulated::vllm::{Config, EventsConfig};
 use baton_integration::fleet::{Fleet, Setup};
+use baton_integration::kv_scene;
 use baton_integration::wait::until;
 use baton_proto::digest::BlockSetDigest;
-use baton_proto::hash::{Namespace, SequenceHash, sequence_hashes};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -67,19 +65,7 @@ fn request(random: &mut StdRng) -> Value {
 
 /// What the engine itself says that it holds, as the router shows it: number and digest.
 fn held(fleet: &Fleet, name: &str) -> (u64, Option<String>) {
-    let texts = fleet.engine(name).cached(0).into_iter();
-    let blocks = texts.map(|text| {
-        let namespace = Namespace {
-            model: MODEL,
-            lora: &text.lora,
-            salt: &text.salt,
-        };
-        let root = namespace.root().unwrap();
-        *sequence_hashes(root, &text.tokens, BLOCK as usize)
-            .last()
-            .unwrap()
-    });
-    let blocks: BTreeSet<SequenceHash> = blocks.collect();
+    let blocks = kv_scene::held(fleet.engine(name), 0);
     let digest: BlockSetDigest = blocks.iter().copied().collect();
     let shown = (!blocks.is_empty()).then(|| format!("{:016x}", digest.value()));
     (blocks.len() as u64, shown)

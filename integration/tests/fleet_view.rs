@@ -8,17 +8,14 @@
     reason = "clippy sees no test in the functions beside the tests"
 )]
 
-use std::collections::BTreeSet;
-
-use baton_integration::client;
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::vllm::publisher::{EventFault, Mangled};
 use baton_integration::emulated::vllm::{Config, EngineId, EventsConfig, MODEL};
 use baton_integration::fleet::{self, Fleet, Setup};
 use baton_integration::ports;
 use baton_integration::wait::{PATIENCE, until};
+use baton_integration::{client, kv_scene};
 use baton_proto::digest::BlockSetDigest;
-use baton_proto::hash::{Namespace, SequenceHash, sequence_hashes};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -53,17 +50,7 @@ fn prompt(random: &mut StdRng) -> Value {
 
 /// What an engine holds: how many blocks, and their digest.
 fn held(fleet: &Fleet, name: &str) -> (u64, u64) {
-    let texts = fleet.engine(name).cached(0).into_iter();
-    let blocks = texts.map(|text| {
-        let namespace = Namespace {
-            model: MODEL,
-            lora: &text.lora,
-            salt: &text.salt,
-        };
-        let hashes = sequence_hashes(namespace.root().unwrap(), &text.tokens, BLOCK as usize);
-        *hashes.last().unwrap()
-    });
-    let blocks: BTreeSet<SequenceHash> = blocks.collect();
+    let blocks = kv_scene::held(fleet.engine(name), 0);
     let digest: BlockSetDigest = blocks.iter().copied().collect();
     (blocks.len() as u64, digest.value())
 }

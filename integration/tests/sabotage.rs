@@ -10,12 +10,12 @@
 
 use std::collections::BTreeSet;
 
-use baton_integration::client;
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::vllm::publisher::EventFault;
 use baton_integration::emulated::vllm::{Config, EmulatedVllm, EventsConfig, MODEL};
 use baton_integration::wait::{self, until};
-use baton_proto::hash::{Namespace, SequenceHash, sequence_hashes};
+use baton_integration::{client, kv_scene};
+use baton_proto::hash::SequenceHash;
 use baton_proto::worker::Tier;
 use baton_sidecar_core::mirror::Mirror;
 use baton_sidecar_core::mirror::order::Stamp;
@@ -132,23 +132,15 @@ impl Follower {
     }
 }
 
-fn held(engine: &EmulatedVllm) -> BTreeSet<SequenceHash> {
-    let namespace = Namespace {
-        model: MODEL,
-        lora: "",
-        salt: "",
-    };
-    let root = namespace.root().unwrap();
-    let texts = engine.cached(0).into_iter();
-    let blocks = texts.map(|text| sequence_hashes(root, &text.tokens, BLOCK as usize));
-    blocks.map(|blocks| *blocks.last().unwrap()).collect()
-}
-
 /// Evictions are lost; whether what is known is right, and whether that is claimed.
 async fn lose(checks: bool) -> (bool, bool) {
     let engine = engine().await;
     let mut follower = Follower::start(&engine, checks).await;
-    assert_eq!(follower.known(), held(&engine), "before anything is lost");
+    assert_eq!(
+        follower.known(),
+        kv_scene::held(&engine, 0),
+        "before anything is lost"
+    );
     assert!(follower.is_certain());
     // By then every further block evicts another one.
     for question in 1..13 {
@@ -170,7 +162,10 @@ async fn lose(checks: bool) -> (bool, bool) {
     })
     .await;
     let known = follower.known();
-    (known.is_subset(&held(&engine)), follower.is_certain())
+    (
+        known.is_subset(&kv_scene::held(&engine, 0)),
+        follower.is_certain(),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread")]

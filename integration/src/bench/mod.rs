@@ -1,6 +1,7 @@
-//! `cargo xtask bench overhead`: what Baton adds to an engine, measured from outside.
+//! `cargo xtask bench`: what Baton adds to an engine, measured from outside, and what it costs to know what engines hold
+//! ([`events`], in one process).
 //!
-//! Real processes over loopback TCP: a load generator ([`load`]) sends the same requests through Baton, through a minimal
+//! For the first, real processes over loopback TCP: a load generator ([`load`]) sends the same requests through Baton, through a minimal
 //! [`relay`] with the same hops, and to the engine itself, in turns ([`overhead`]), and reads from the system what each
 //! process has used meanwhile ([`process`]). [`row`] is the matrix and all names; [`figure`] what is printed.
 //!
