@@ -1,0 +1,395 @@
+use std::collections::BTreeMap;
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use super::*;
+use crate::Level;
+use crate::book::Load;
+
+const ANY: Duty = Duty {
+    prefill: true,
+    decode: true,
+    local: true,
+};
+
+struct Fleet {
+    workers: Vec<Arc<Worker>>,
+    place: Place,
+}
+
+impl Fleet {
+    fn new(size: usize) -> Self {
+        Self {
+            workers: (0..size).map(|_| Worker::new(None)).collect(),
+            place: Topology::default().place(&BTreeMap::new()),
+        }
+    }
+
+    fn standing(&self, duty: impl Fn(usize) -> Duty, cached: &[u64]) -> Vec<Standing<'_>> {
+        let workers = self.workers.iter().enumerate();
+        let standing = workers.map(|(at, worker)| Standing {
+            worker,
+            duty: duty(at),
+            limits: Limits::default(),
+            cached: Cached {
+                known: cached.get(at).copied().unwrap_or(0),
+                ..Cached::default()
+            },
+            place: &self.place,
+        });
+        standing.collect()
+    }
+}
+
+/// The first half computes prompts, the other decodes.
+fn halves(size: usize) -> impl Fn(usize) -> Duty {
+    move |at| Duty {
+        prefill: at < size / 2,
+        decode: at >= size / 2,
+        local: false,
+    }
+}
+
+fn rng() -> StdRng {
+    StdRng::seed_from_u64(7)
+}
+
+const ASK: Ask = Ask { tokens: 8000 };
+
+#[test]
+fn the_cheapest_is_the_first_of_all_plans() {
+    let fleet = Fleet::new(8);
+    let mut bookings = Vec::new();
+    for (at, worker) in fleet.workers.iter().enumerate() {
+        for turn in 0..(at * 5) % 7 {
+            let tokens = 1000 * turn as u64;
+            bookings.push(worker.book(Work { tokens, cached: 0 }, tokens, 0.0));
+        }
+    }
+    let planner = Planner::default();
+    for cached in [[0, 7000, 0, 500, 0, 0, 4000, 1], [8000; 8], [0; 8]] {
+        let workers = fleet.standing(|_| ANY, &cached);
+        let pairing = |prefill: usize, decode: usize| !(prefill + decode).is_multiple_of(3);
+        let all = planner.plans(ASK, &workers, &pairing, 0.0);
+        let best = planner
+            .cheapest(ASK, &workers, &pairing, 0.0, &mut rng())
+            .unwrap();
+        assert!(best.cost.total() <= all[0].cost.total() * (1.0 + EQUAL));
+        assert!(all.contains(&best));
+        assert_eq!(
+            all.len(),
+            8 + (0..64_usize)
+                .filter(|at| at / 8 != at % 8 && !(at / 8 + at % 8).is_multiple_of(3))
+                .count()
+        );
+    }
+}
+
+#[test]
+fn a_short_idle_prompt_stays_local_and_a_long_one_leaves_a_busy_decoder() {
+    let fleet = Fleet::new(2);
+    let decoder = |at: usize| Duty {
+        prefill: at == 0,
+        decode: at == 1,
+        local: at == 1,
+    };
+    let planner = Planner::default();
+    let choose = |tokens| {
+        let workers = fleet.standing(decoder, &[]);
+
+        let chosen = planner.cheapest(Ask { tokens }, &workers, &|_, _| true, 0.0, &mut rng());
+        chosen.unwrap().plan
+    };
+    assert_eq!(choose(20), Plan::Local { worker: 1 });
+    let decoding: Vec<_> = (0..64_usize)
+        .map(|_| fleet.workers[1].book(Work::default(), 1000, 0.0))
+        .collect();
+    assert_eq!(
+        choose(8000),
+        Plan::Split {
+            prefill: 0,
+            decode: 1
+        }
+    );
+    drop(decoding);
+}
+
+#[test]
+fn a_busy_holder_of_the_prompt_is_left_when_waiting_costs_more() {
+    let fleet = Fleet::new(2);
+    let planner = Planner::default();
+    let choose = || {
+        let workers = fleet.standing(
+            |_| Duty {
+                local: true,
+                ..Duty::default()
+            },
+            &[7900, 0],
+        );
+        let chosen = planner.cheapest(ASK, &workers, &|_, _| false, 0.0, &mut rng());
+        chosen.unwrap().plan
+    };
+    assert_eq!(choose(), Plan::Local { worker: 0 });
+    let work = Work {
+        tokens: 4000,
+        cached: 0,
+    };
+    let _short = fleet.workers[0].book(work, 0, 0.0);
+    assert_eq!(choose(), Plan::Local { worker: 0 });
+    let _more = [0; 5].map(|_| fleet.workers[0].book(work, 0, 0.0));
+    assert_eq!(choose(), Plan::Local { worker: 1 });
+}
+
+/// A near pair under load against a far and idle one: seconds decide.
+#[test]
+fn nearness_is_weighed_against_load() {
+    let fleet = Fleet::new(3);
+    let topology = Topology::new(vec![
+        Level::new("rack", 25e9, 0.001),
+        Level::new("zone", 1e9, 0.01),
+    ]);
+    let place = |rack: &str| {
+        let labels = [("rack", rack), ("zone", "z")];
+        topology.place(
+            &labels
+                .iter()
+                .map(|(name, label)| ((*name).to_owned(), (*label).to_owned()))
+                .collect(),
+        )
+    };
+    let places = [place("1"), place("2"), place("1")];
+    let planner = Planner {
+        topology: topology.clone(),
+        ..Planner::default()
+    };
+    let choose = || {
+        let mut workers = fleet.standing(halves(4), &[]);
+        for (standing, place) in workers.iter_mut().zip(&places) {
+            standing.place = place;
+        }
+        let chosen = planner.cheapest(ASK, &workers, &|_, _| true, 0.0, &mut rng());
+        chosen.unwrap().plan
+    };
+    // Workers 0 and 1 compute, 2 decodes in the rack of 0.
+    assert_eq!(
+        choose(),
+        Plan::Split {
+            prefill: 0,
+            decode: 2
+        }
+    );
+    let little = fleet.workers[0].book(
+        Work {
+            tokens: 5000,
+            cached: 0,
+        },
+        0,
+        0.0,
+    );
+    assert_eq!(
+        choose(),
+        Plan::Split {
+            prefill: 0,
+            decode: 2
+        },
+        "0.8 s of transfer cost more than 0.3 s of waiting"
+    );
+    let _much = fleet.workers[0].book(
+        Work {
+            tokens: 20_000,
+            cached: 0,
+        },
+        0,
+        0.0,
+    );
+    assert_eq!(
+        choose(),
+        Plan::Split {
+            prefill: 1,
+            decode: 2
+        }
+    );
+    drop(little);
+}
+
+#[test]
+fn rules_are_kept_though_it_costs_everything() {
+    let fleet = Fleet::new(2);
+    let planner = Planner {
+        topology: Topology::default().require("zone"),
+        ..Planner::default()
+    };
+    let workers = fleet.standing(halves(2), &[]);
+    let refused = planner.cheapest(ASK, &workers, &|_, _| true, 0.0, &mut rng());
+    assert_eq!(refused, Err(Refusal::Nobody));
+    assert_eq!(planner.plans(ASK, &workers, &|_, _| true, 0.0), []);
+}
+
+#[test]
+fn who_cannot_hold_a_prompt_is_not_asked() {
+    let fleet = Fleet::new(2);
+    let planner = Planner::default();
+    let mut workers = fleet.standing(|_| ANY, &[]);
+    workers[0].limits.kv_tokens = Some(7999);
+    let chosen = planner
+        .cheapest(ASK, &workers, &|_, _| true, 0.0, &mut rng())
+        .unwrap();
+    assert_eq!(chosen.plan, Plan::Local { worker: 1 });
+    workers[1].limits.context = Some(4096);
+    let refused = planner.cheapest(ASK, &workers, &|_, _| true, 0.0, &mut rng());
+    assert_eq!(refused, Err(Refusal::TooLong));
+}
+
+#[test]
+fn a_full_decoder_is_waited_for() {
+    let fleet = Fleet::new(2);
+    let planner = Planner::default();
+    let mut workers = fleet.standing(
+        |_| Duty {
+            local: true,
+            ..Duty::default()
+        },
+        &[],
+    );
+    for standing in &mut workers {
+        standing.limits.sequences = Some(2);
+        standing.limits.kv_tokens = Some(20_000);
+    }
+    let waiting = |workers: &[Standing<'_>], at| {
+        let plans = planner.plans(ASK, workers, &|_, _| false, 0.0);
+        let of = plans
+            .iter()
+            .find(|candidate| candidate.plan == Plan::Local { worker: at });
+        of.unwrap().cost.waiting
+    };
+    let _one = fleet.workers[0].book(Work::default(), 10_000, 0.0);
+    assert!(
+        waiting(&workers, 0).abs() < 1e-9,
+        "there is room for one more"
+    );
+    let _two = fleet.workers[0].book(Work::default(), 1000, 0.0);
+    assert!(waiting(&workers, 0) > 0.5, "an answer must end first");
+    let _long = fleet.workers[1].book(Work::default(), 19_000, 0.0);
+    assert!(waiting(&workers, 1) > 0.5, "KV must be freed first");
+}
+
+#[test]
+fn books_are_even_when_all_is_over() {
+    let [one, other] = [Worker::new(None), Worker::new(None)];
+    let idle = |worker: &Worker| {
+        let figures = worker.figures(100.0);
+        figures.waiting == 0.0
+            && figures.sequences == 0
+            && figures.kv_tokens == 0
+            && figures.bytes_in + figures.bytes_out == 0
+    };
+    let mut prefill = one.book(
+        Work {
+            tokens: 500,
+            cached: 5,
+        },
+        505,
+        0.0,
+    );
+    let refused = one.book(
+        Work {
+            tokens: 500,
+            cached: 5,
+        },
+        505,
+        0.0,
+    );
+    let mut decode = other.book(Work::default(), 505, 0.1);
+    decode.moves(50_000, &one);
+    assert_eq!(one.figures(0.1).bytes_out, 50_000);
+    assert_eq!(other.figures(0.1).bytes_in, 50_000);
+    prefill.computed(0.2);
+    prefill.computed(0.3);
+    decode.grown(700);
+    decode.moves(1, &one);
+    drop((refused, decode, prefill));
+    assert!(idle(&one) && idle(&other));
+}
+
+#[test]
+fn a_slow_worker_is_learnt() {
+    let worker = Worker::new(None);
+    let work = Work {
+        tokens: 4000,
+        cached: 0,
+    };
+    let mut now = 0.0;
+    for _ in 0..30 {
+        // Two at a time: the second waits for the first.
+        let pair = [0; 2].map(|_| worker.book(work, 4000, now));
+        for mut booked in pair {
+            now += 2.0;
+            booked.computed(now);
+        }
+        now += 5.0;
+    }
+    let predicted = worker.figures(now).prefill(work);
+    assert!((1.8..2.2).contains(&predicted), "{predicted}");
+    let like = Worker::new(Some(&worker));
+    assert!((like.figures(now).prefill(work) - predicted).abs() < 1e-9);
+}
+
+/// Four prompts that are computed in one step are done at one moment.
+#[test]
+fn prompts_of_one_step_share_its_time() {
+    let worker = Worker::new(None);
+    let work = Work {
+        tokens: 1000,
+        cached: 0,
+    };
+    let mut now = 0.0;
+    for _ in 0..100 {
+        let four = [0; 4].map(|_| worker.book(work, 1000, now));
+        now += 0.4;
+        for mut booked in four {
+            booked.computed(now);
+        }
+        now += 1.0;
+    }
+    let four = Work {
+        tokens: 4000,
+        cached: 0,
+    };
+    let predicted = worker.figures(now).prefill(four);
+    assert!((0.3..0.6).contains(&predicted), "{predicted}");
+}
+
+#[test]
+fn what_others_gave_is_what_is_reported_beyond_the_own() {
+    let worker = Worker::new(None);
+    let _own = worker.book(
+        Work {
+            tokens: 3000,
+            cached: 0,
+        },
+        3000,
+        0.0,
+    );
+    let report = |seq, queued, sequences| Load {
+        seq,
+        sequences: Some(sequences),
+        queued_tokens: Some(queued),
+        kv_tokens: Some(9000),
+    };
+    let before = worker.figures(0.0).waiting;
+    worker.report(report(5, 3000, 1));
+    assert!((worker.figures(0.0).waiting - before).abs() < 1e-9);
+    worker.report(report(6, 8000, 4));
+    let figures = worker.figures(0.0);
+    assert!(figures.waiting > before * 2.0);
+    assert_eq!((figures.sequences, figures.kv_tokens), (4, 9000));
+    worker.report(report(3, 100_000, 400));
+    assert_eq!(
+        worker.figures(0.0).sequences,
+        4,
+        "an old report says nothing"
+    );
+    worker.forget_reports();
+    assert_eq!(worker.figures(0.0).sequences, 1);
+}

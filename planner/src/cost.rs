@@ -1,0 +1,154 @@
+//! What a plan costs: predicted seconds to the first token, in parts that can be shown.
+
+use crate::book::{Work, to_f64};
+use crate::choose::{Ask, Standing, Tuning};
+use crate::worker::Figures;
+
+/// KV bytes per token where a worker does not say.
+pub(crate) const BYTES_PER_TOKEN: u64 = 100_000;
+
+/// Prompt tokens that a worker need not compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cached {
+    /// Tokens that are there.
+    pub known: u64,
+    /// Of these, how many are not in the device's memory but below it.
+    pub lower: u64,
+    /// Further tokens that may be there.
+    pub likely: u64,
+}
+
+/// Predicted seconds, by part.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Cost {
+    /// Waiting for work that came before, and for room.
+    pub waiting: f64,
+    /// Computing the prompt.
+    pub prefill: f64,
+    /// Moving the KV.
+    pub transfer: f64,
+    /// Decode: waiting for a step.
+    pub decode: f64,
+    /// What others lose by it.
+    pub others: f64,
+    /// What the operator would rather not have.
+    pub preference: f64,
+}
+
+impl Cost {
+    /// What plans are compared by.
+    pub fn total(&self) -> f64 {
+        self.to_first_token() + self.others + self.preference
+    }
+
+    /// When the first token is to be expected.
+    pub fn to_first_token(&self) -> f64 {
+        self.waiting + self.prefill + self.transfer + self.decode
+    }
+}
+
+/// What of a request a worker has to compute.
+pub(crate) fn work(ask: Ask, cached: Cached, tuning: &Tuning) -> Work {
+    let saved = to_f64(cached.known) - to_f64(cached.lower) * tuning.lower_tier
+        + to_f64(cached.likely) * tuning.likely;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of a token count is a token count"
+    )]
+    let saved = saved.max(0.0) as u64;
+    // The last token is always computed.
+    let saved = saved.min(ask.tokens.saturating_sub(1));
+    Work {
+        tokens: ask.tokens - saved,
+        cached: saved,
+    }
+}
+
+/// One worker's side of a plan that it computes the prompt in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Computing {
+    pub(crate) waiting: f64,
+    pub(crate) prefill: f64,
+    others: f64,
+}
+
+impl Computing {
+    pub(crate) fn new(worker: &Standing<'_>, figures: &Figures, ask: Ask, tuning: &Tuning) -> Self {
+        let work = work(ask, worker.cached, tuning);
+        let prefill = figures.prefill(work);
+        Self {
+            waiting: figures.waiting + waiting_for_room(worker, figures, ask.tokens),
+            prefill,
+            // Whoever comes next waits for it, the sooner the more there is to do.
+            others: prefill * tuning.crowding * figures.waiting.min(tuning.crowded)
+                / tuning.crowded,
+        }
+    }
+
+    pub(crate) fn total(&self) -> f64 {
+        self.waiting + self.prefill + self.others
+    }
+
+    /// As part of a plan.
+    pub(crate) fn cost(&self) -> Cost {
+        Cost {
+            waiting: self.waiting,
+            prefill: self.prefill,
+            others: self.others,
+            ..Cost::default()
+        }
+    }
+}
+
+/// One worker's side of a plan that it decodes in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Decoding {
+    pub(crate) room: f64,
+    pub(crate) step: f64,
+    /// Bytes that must come here.
+    pub(crate) bytes: u64,
+}
+
+impl Decoding {
+    pub(crate) fn new(worker: &Standing<'_>, figures: &Figures, ask: Ask) -> Self {
+        let there = worker.cached.known.min(ask.tokens);
+        let each = worker.limits.bytes_per_token.unwrap_or(BYTES_PER_TOKEN);
+        // A step computes what it can of the prompts that wait here as well.
+        let chunk = Work {
+            tokens: u64::from(worker.limits.step_tokens.unwrap_or(2048)),
+            cached: 0,
+        };
+        let mixed = figures.waiting.min(figures.prefill(chunk));
+        Self {
+            room: waiting_for_room(worker, figures, ask.tokens),
+            step: figures.step + mixed,
+            bytes: (ask.tokens - there).saturating_mul(each),
+        }
+    }
+
+    pub(crate) fn total(&self) -> f64 {
+        self.room + self.step
+    }
+}
+
+/// A prompt that is computed where others decode holds all of them up.
+pub(crate) fn interference(prefill: f64, figures: &Figures, tuning: &Tuning) -> f64 {
+    prefill * f64::from(figures.sequences).min(64.0) * tuning.interference
+}
+
+/// Seconds until sequences have ended whose places or whose KV a new one needs.
+fn waiting_for_room(worker: &Standing<'_>, figures: &Figures, tokens: u64) -> f64 {
+    let sequences = f64::from(figures.sequences);
+    let used = to_f64(figures.kv_tokens);
+    let lifetime = figures.step * figures.answer;
+    let places = worker.limits.sequences.map_or(0.0, |most| {
+        let over = sequences + 1.0 - f64::from(most);
+        (over.max(0.0) * lifetime) / sequences.max(1.0)
+    });
+    let kv = worker.limits.kv_tokens.map_or(0.0, |most| {
+        let over = used + to_f64(tokens) - to_f64(most);
+        (over.max(0.0) * lifetime) / used.max(1.0)
+    });
+    places.max(kv)
+}

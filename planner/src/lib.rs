@@ -1,0 +1,29 @@
+//! Which workers serve a request, by predicted seconds.
+//!
+//! A plan is `Local` (one worker does it all) or `Split` (one computes the prompt, another decodes). For each that is
+//! possible the seconds to the first token are predicted, part by part ([`Cost`]), and the cheapest wins ([`Planner`]).
+//! What the prediction rests on is learnt: a [`Worker`] keeps the books of what it was given and learns from how long
+//! that took how fast it is; [`Links`] learn how fast KV moves between two of them. Where KV may and should move is the
+//! operator's to say ([`Topology`]).
+//!
+//! **Architecture Invariant:** nothing here knows a protocol, an engine or a clock. Who calls gives times as spans of
+//! seconds, so that a router, a test and a simulation in virtual time use the very same planner.
+//!
+//! Start reading at [`Planner::plans`].
+
+mod book;
+mod choose;
+mod cost;
+mod fit;
+mod links;
+mod policy;
+mod topology;
+mod worker;
+
+pub use book::{Booked, Load, Work};
+pub use choose::{Ask, Candidate, Duty, Pairing, Plan, Planner, Refusal, Standing, Tuning};
+pub use cost::{Cached, Cost};
+pub use links::{LinkFigures, Links, Moving};
+pub use policy::{Policy, Turn};
+pub use topology::{BadTopology, Level, Place, Topology};
+pub use worker::{Figures, Limits, Worker};

@@ -1,0 +1,172 @@
+//! One worker as plans see it: how big it is, what it has to do, and how fast it has shown to be.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::book::{Book, Booked, Load, Work, prior, to_f64};
+use crate::fit::Fit;
+
+/// Tokens that an answer is assumed to have before any was seen.
+const ANSWER: f64 = 256.0;
+
+/// Weight of the latest answer in the mean of their lengths.
+const LATEST: f64 = 0.02;
+
+/// How big a worker is. What is absent is not known, and bounds nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Tokens of KV that it can hold.
+    pub kv_tokens: Option<u64>,
+    /// Sequences that run at a time.
+    pub sequences: Option<u32>,
+    /// Tokens that a step computes at most.
+    pub step_tokens: Option<u32>,
+    /// Longest sequence.
+    pub context: Option<u64>,
+    /// Bytes of KV that a token leaves.
+    pub bytes_per_token: Option<u64>,
+}
+
+/// One worker. Shared by all who plan and by the requests that it serves.
+#[derive(Debug)]
+pub struct Worker {
+    number: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) prefill: Fit<3>,
+    step: Fit<3>,
+    answer: f64,
+    pub(crate) book: Book,
+}
+
+/// What a plan is made with, and operators see.
+#[derive(Debug, Clone, Copy)]
+pub struct Figures {
+    /// Seconds until a prompt that comes now is begun.
+    pub waiting: f64,
+    /// Sequences that it has.
+    pub sequences: u32,
+    /// Tokens of KV that they use.
+    pub kv_tokens: u64,
+    /// Seconds of a decode step with one sequence more.
+    pub step: f64,
+    /// Bytes that leave it at this moment.
+    pub bytes_out: u64,
+    /// Bytes that come to it.
+    pub bytes_in: u64,
+    /// Mean length of an answer in tokens.
+    pub answer: f64,
+    prefill: Fit<3>,
+}
+
+impl Figures {
+    /// Seconds to compute a prompt.
+    pub fn prefill(&self, work: Work) -> f64 {
+        self.prefill.seconds(work.prior())
+    }
+
+    /// Prompt tokens per second, of prompts of a thousand tokens.
+    pub fn tokens_per_second(&self) -> f64 {
+        let thousand = Work {
+            tokens: 1000,
+            cached: 0,
+        };
+        1000.0 / self.prefill(thousand)
+    }
+
+    /// How many prefills it has learnt from.
+    pub fn learnt_from(&self) -> u32 {
+        self.prefill.observed()
+    }
+}
+
+static NUMBERS: AtomicU32 = AtomicU32::new(0);
+
+impl Worker {
+    /// A worker of which nothing is known but, perhaps, one that is like it.
+    pub fn new(like: Option<&Self>) -> Arc<Self> {
+        let (prefill, step, answer) = like.map_or_else(
+            || (Fit::default(), Fit::default(), ANSWER),
+            |like| {
+                let state = like.lock();
+                (state.prefill.relaxed(), state.step.relaxed(), state.answer)
+            },
+        );
+        let book = Book::default();
+        Arc::new(Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            state: Mutex::new(State {
+                prefill,
+                step,
+                answer,
+                book,
+            }),
+        })
+    }
+
+    /// Its number, which no other has.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Books a leg of a request: a prompt to compute, if any, and the KV that its sequence uses.
+    pub fn book(self: &Arc<Self>, work: Work, kv_tokens: u64, now: f64) -> Booked {
+        Booked::new(self, work, kv_tokens, now)
+    }
+
+    /// Its sidecar reports.
+    pub fn report(&self, load: Load) {
+        self.lock().book.report(load);
+    }
+
+    /// Its sidecar began anew.
+    pub fn forget_reports(&self) {
+        self.lock().book.forget_reports();
+    }
+
+    /// A sequence of `kv_tokens` got its tokens this many seconds apart, while the worker had as much to do as now.
+    pub fn stepped(&self, seconds: f64) {
+        let mut state = self.lock();
+        let prior = step(&state.book, 0);
+        state.step.observe(prior, seconds);
+    }
+
+    /// An answer ended after so many tokens.
+    pub fn answered(&self, tokens: u64) {
+        let mut state = self.lock();
+        state.answer += (to_f64(tokens) - state.answer) * LATEST;
+    }
+
+    /// What is known of it now. `now` is in seconds of any clock, the same for all calls.
+    pub fn figures(&self, now: f64) -> Figures {
+        let state = self.lock();
+        let book = &state.book;
+        Figures {
+            waiting: book.waiting(&state.prefill, now),
+            sequences: book.all_sequences(),
+            kv_tokens: book.all_kv_tokens(),
+            step: state.step.seconds(step(book, 1)),
+            bytes_out: book.bytes_out,
+            bytes_in: book.bytes_in,
+            answer: state.answer,
+            prefill: state.prefill,
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Seconds of a decode step's parts, with so many sequences more, before anything is known of the worker.
+fn step(book: &Book, more: u32) -> [f64; 3] {
+    let sequences = f64::from(book.all_sequences().saturating_add(more));
+    [
+        prior::STEP_S,
+        sequences * prior::SEQUENCE_S,
+        to_f64(book.all_kv_tokens()) * prior::KV_S,
+    ]
+}
