@@ -230,6 +230,8 @@ pub struct Booked {
     worker: Arc<Worker>,
     id: u64,
     kv_tokens: u64,
+    /// Its sequence runs, or waits to.
+    runs: bool,
     /// Bytes that are moved: to here, and from whom.
     moving: Option<(u64, Arc<Worker>)>,
 }
@@ -245,6 +247,7 @@ impl Booked {
             worker: Arc::clone(worker),
             id,
             kv_tokens,
+            runs: true,
             moving: None,
         }
     }
@@ -272,6 +275,13 @@ impl Booked {
         state.book.computed(self.id, &mut state.prefill, now);
     }
 
+    /// The prompt is computed and nothing follows here; its KV is held for another worker.
+    pub fn held(&mut self) {
+        if std::mem::take(&mut self.runs) {
+            self.worker.lock().book.sequences -= 1;
+        }
+    }
+
     /// The prompt will never be computed.
     pub fn refused(&mut self) {
         self.worker.lock().book.dequeue(self.id);
@@ -288,9 +298,9 @@ impl Booked {
 impl Drop for Booked {
     fn drop(&mut self) {
         self.arrived();
+        self.held();
         let mut state = self.worker.lock();
         state.book.dequeue(self.id);
-        state.book.sequences -= 1;
         state.book.kv_tokens -= self.kv_tokens;
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rand::Rng;
 
 use crate::Work;
-use crate::book::to_f64;
-use crate::cost::{Cached, Computing, Cost, Decoding, interference, work};
+use crate::book::{Booked, to_f64};
+use crate::cost::{self, Cached, Computing, Cost, Decoding, interference, work};
 use crate::links::{Known, Links, Moving};
 use crate::topology::{Place, Topology};
 use crate::worker::{Figures, Limits, Worker};
@@ -130,6 +130,17 @@ impl Default for Tuning {
     }
 }
 
+/// KV on its way.
+#[derive(Debug, Clone, Copy)]
+pub struct Transit {
+    from: u32,
+    to: u32,
+    level: usize,
+    bytes: f64,
+    step: f64,
+    since: f64,
+}
+
 /// What all plans of a fleet share.
 #[derive(Debug, Default)]
 pub struct Planner {
@@ -199,6 +210,49 @@ impl Planner {
         }
         plans.sort_by(|one, other| one.cost.total().total_cmp(&other.cost.total()));
         plans
+    }
+
+    /// KV is asked for: `moved` tokens of it, by the holder of `booked`. What is learnt of the link when it has come is
+    /// the time until then, less what decode itself was to take.
+    pub fn begin_transfer(
+        &self,
+        booked: &mut Booked,
+        from: &Standing<'_>,
+        to: &Standing<'_>,
+        bytes: u64,
+        now: f64,
+    ) -> Transit {
+        let decoding = to.worker.figures(now);
+        let before = from.worker.figures(now).bytes_out.max(decoding.bytes_in);
+        booked.moves(bytes, from.worker);
+        Transit {
+            from: from.worker.number(),
+            to: to.worker.number(),
+            level: self.topology.nearness(from.place, to.place),
+            bytes: to_f64(bytes.saturating_add(before)),
+            step: decoding.step,
+            since: now,
+        }
+    }
+
+    /// The KV has come, and a token was made from it.
+    pub fn end_transfer(&self, transit: &Transit, now: f64) {
+        let took = now - transit.since - transit.step;
+        let link = &self.topology.levels()[transit.level];
+        let moving = Moving {
+            from: transit.from,
+            to: transit.to,
+            level: transit.level,
+            link,
+            bytes: transit.bytes,
+        };
+        // Never nothing: the clock is finer than any link.
+        self.links.observe(&moving, took.max(1e-5));
+    }
+
+    /// Bytes that a plan with this worker as its decode side moves.
+    pub fn moved_bytes(ask: Ask, decode: &Standing<'_>) -> u64 {
+        cost::moved_bytes(decode, ask)
     }
 
     /// What of a request a worker would have to compute.

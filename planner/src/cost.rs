@@ -112,8 +112,6 @@ pub(crate) struct Decoding {
 
 impl Decoding {
     pub(crate) fn new(worker: &Standing<'_>, figures: &Figures, ask: Ask) -> Self {
-        let there = worker.cached.known.min(ask.tokens);
-        let each = worker.limits.bytes_per_token.unwrap_or(BYTES_PER_TOKEN);
         // A step computes what it can of the prompts that wait here as well.
         let chunk = Work {
             tokens: u64::from(worker.limits.step_tokens.unwrap_or(2048)),
@@ -123,13 +121,20 @@ impl Decoding {
         Self {
             room: waiting_for_room(worker, figures, ask.tokens),
             step: figures.step + mixed,
-            bytes: (ask.tokens - there).saturating_mul(each),
+            bytes: moved_bytes(worker, ask),
         }
     }
 
     pub(crate) fn total(&self) -> f64 {
         self.room + self.step
     }
+}
+
+/// Bytes of KV that a decode worker does not have.
+pub(crate) fn moved_bytes(decode: &Standing<'_>, ask: Ask) -> u64 {
+    let each = decode.limits.bytes_per_token.unwrap_or(BYTES_PER_TOKEN);
+    let missing = ask.tokens.saturating_sub(decode.cached.known);
+    missing.saturating_mul(each)
 }
 
 /// A prompt that is computed where others decode holds all of them up.

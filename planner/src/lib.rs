@@ -21,7 +21,9 @@ mod topology;
 mod worker;
 
 pub use book::{Booked, Load, Work};
-pub use choose::{Ask, Candidate, Duty, Pairing, Plan, Planner, Refusal, Standing, Tuning};
+pub use choose::{
+    Ask, Candidate, Duty, Pairing, Plan, Planner, Refusal, Standing, Transit, Tuning,
+};
 pub use cost::{Cached, Cost};
 pub use links::{LinkFigures, Links, Moving};
 pub use policy::{Policy, Turn};

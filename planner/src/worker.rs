@@ -86,25 +86,32 @@ impl Figures {
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
 
 impl Worker {
-    /// A worker of which nothing is known but, perhaps, one that is like it.
-    pub fn new(like: Option<&Self>) -> Arc<Self> {
-        let (prefill, step, answer) = like.map_or_else(
-            || (Fit::default(), Fit::default(), ANSWER),
-            |like| {
-                let state = like.lock();
-                (state.prefill.relaxed(), state.step.relaxed(), state.answer)
-            },
-        );
-        let book = Book::default();
+    /// A worker of which nothing is known.
+    pub fn new() -> Arc<Self> {
         Arc::new(Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(State {
-                prefill,
-                step,
-                answer,
-                book,
+                prefill: Fit::default(),
+                step: Fit::default(),
+                answer: ANSWER,
+                book: Book::default(),
             }),
         })
+    }
+
+    /// Until it has shown how fast it is, it is taken to be as fast as one that is like it.
+    pub fn start_like(&self, like: &Self) {
+        let (prefill, step, answer) = {
+            let like = like.lock();
+            (like.prefill.relaxed(), like.step.relaxed(), like.answer)
+        };
+        let mut state = self.lock();
+        if state.prefill.observed() == 0 {
+            state.prefill = prefill;
+        }
+        if state.step.observed() == 0 {
+            (state.step, state.answer) = (step, answer);
+        }
     }
 
     /// Its number, which no other has.

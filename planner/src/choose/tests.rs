@@ -21,7 +21,7 @@ struct Fleet {
 impl Fleet {
     fn new(size: usize) -> Self {
         Self {
-            workers: (0..size).map(|_| Worker::new(None)).collect(),
+            workers: (0..size).map(|_| Worker::new()).collect(),
             place: Topology::default().place(&BTreeMap::new()),
         }
     }
@@ -276,7 +276,7 @@ fn a_full_decoder_is_waited_for() {
 
 #[test]
 fn books_are_even_when_all_is_over() {
-    let [one, other] = [Worker::new(None), Worker::new(None)];
+    let [one, other] = [Worker::new(), Worker::new()];
     let idle = |worker: &Worker| {
         let figures = worker.figures(100.0);
         figures.waiting == 0.0
@@ -314,7 +314,7 @@ fn books_are_even_when_all_is_over() {
 
 #[test]
 fn a_slow_worker_is_learnt() {
-    let worker = Worker::new(None);
+    let worker = Worker::new();
     let work = Work {
         tokens: 4000,
         cached: 0,
@@ -331,14 +331,15 @@ fn a_slow_worker_is_learnt() {
     }
     let predicted = worker.figures(now).prefill(work);
     assert!((1.8..2.2).contains(&predicted), "{predicted}");
-    let like = Worker::new(Some(&worker));
+    let like = Worker::new();
+    like.start_like(&worker);
     assert!((like.figures(now).prefill(work) - predicted).abs() < 1e-9);
 }
 
 /// Four prompts that are computed in one step are done at one moment.
 #[test]
 fn prompts_of_one_step_share_its_time() {
-    let worker = Worker::new(None);
+    let worker = Worker::new();
     let work = Work {
         tokens: 1000,
         cached: 0,
@@ -362,7 +363,7 @@ fn prompts_of_one_step_share_its_time() {
 
 #[test]
 fn what_others_gave_is_what_is_reported_beyond_the_own() {
-    let worker = Worker::new(None);
+    let worker = Worker::new();
     let _own = worker.book(
         Work {
             tokens: 3000,
