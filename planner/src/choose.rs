@@ -10,13 +10,16 @@ use rand::Rng;
 use crate::Work;
 use crate::book::{Booked, to_f64};
 use crate::cost::{self, Cached, Computing, Cost, Decoding, interference, work};
-use crate::links::{Known, Links, Moving};
+use crate::links::{Known, LinkFigures, Links, Moving};
 use crate::topology::{Place, Topology};
 use crate::worker::{Figures, Limits, Worker};
 
 /// Plans whose costs differ by less than this share are equals, among which chance decides: always taking the first would
 /// pile work on one worker.
 const EQUAL: f64 = 0.001;
+
+/// How many plans are remembered that lost.
+const OTHERS: usize = 4;
 
 /// What of a request decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +78,15 @@ pub struct Candidate {
     pub plan: Plan,
     /// How long it would take.
     pub cost: Cost,
+}
+
+/// The plan that was chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// It.
+    pub candidate: Candidate,
+    /// The next best that were looked at, the best first.
+    pub others: Vec<Candidate>,
 }
 
 /// Which two workers can hand over.
@@ -169,7 +181,7 @@ impl Planner {
         pairing: &impl Pairing,
         now: f64,
         rng: &mut impl Rng,
-    ) -> Result<Candidate, Refusal> {
+    ) -> Result<Choice, Refusal> {
         let sides = self.sides(ask, workers, now);
         let mut best = Best::default();
         for (worker, side) in sides.iter().enumerate() {
@@ -179,7 +191,9 @@ impl Planner {
             }
         }
         self.splits(&sides, pairing, rng, &mut best);
-        best.candidate.ok_or_else(|| refusal(ask, workers))
+        let others = best.others;
+        let chosen = best.chosen.map(|candidate| Choice { candidate, others });
+        chosen.ok_or_else(|| refusal(ask, workers))
     }
 
     /// All plans that are possible, the cheapest first.
@@ -248,6 +262,18 @@ impl Planner {
         };
         // Never nothing: the clock is finer than any link.
         self.links.observe(&moving, took.max(1e-5));
+    }
+
+    /// What is known of the link between two workers in their places.
+    pub fn link(&self, from: (&Worker, &Place), to: (&Worker, &Place)) -> LinkFigures<'_> {
+        let level = self.topology.nearness(from.1, to.1);
+        self.links.figures(&Moving {
+            from: from.0.number(),
+            to: to.0.number(),
+            level,
+            link: &self.topology.levels()[level],
+            bytes: 0.0,
+        })
     }
 
     /// Bytes that a plan with this worker as its decode side moves.
@@ -360,38 +386,51 @@ fn sorted(sides: impl Iterator<Item = (f64, usize)>) -> Vec<(f64, usize)> {
     sides
 }
 
-/// The cheapest plan so far, and how many were as cheap.
+/// The cheapest plan so far, how many were as cheap, and the next best that were looked at.
 #[derive(Default)]
 struct Best {
-    candidate: Option<Candidate>,
+    chosen: Option<Candidate>,
     equals: u32,
+    others: Vec<Candidate>,
 }
 
 impl Best {
     /// What costs more than this cannot win.
     fn bound(&self) -> f64 {
-        let best = self.candidate.as_ref();
+        let best = self.chosen.as_ref();
         best.map_or(f64::INFINITY, |best| best.cost.total() * (1.0 + EQUAL))
     }
 
     fn offer(&mut self, candidate: Candidate, rng: &mut impl Rng) {
-        let cost = candidate.cost.total();
-        let Some(best) = &self.candidate else {
-            *self = Self {
-                candidate: Some(candidate),
-                equals: 1,
-            };
+        let Some(best) = self.chosen else {
+            self.chosen = Some(candidate);
+            self.equals = 1;
             return;
         };
-        let best = best.cost.total();
-        if cost < best * (1.0 - EQUAL) {
-            self.equals = 1;
-            self.candidate = Some(candidate);
-        } else if cost <= best * (1.0 + EQUAL) {
-            self.equals += 1;
-            if rng.random_range(0..self.equals) == 0 {
-                self.candidate = Some(candidate);
-            }
+        let (cost, least) = (candidate.cost.total(), best.cost.total());
+        let better = cost < least * (1.0 - EQUAL);
+        let equal = !better && cost <= least * (1.0 + EQUAL);
+        self.equals = if better {
+            1
+        } else {
+            self.equals + u32::from(equal)
+        };
+        if better || (equal && rng.random_range(0..self.equals) == 0) {
+            self.chosen = Some(candidate);
+            self.lost(best);
+        } else {
+            self.lost(candidate);
+        }
+    }
+
+    fn lost(&mut self, candidate: Candidate) {
+        let cost = |candidate: &Candidate| candidate.cost.total();
+        let at = self
+            .others
+            .partition_point(|other| cost(other) <= cost(&candidate));
+        if at < OTHERS {
+            self.others.truncate(OTHERS - 1);
+            self.others.insert(at, candidate);
         }
     }
 }

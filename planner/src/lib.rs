@@ -22,7 +22,7 @@ mod worker;
 
 pub use book::{Booked, Load, Work};
 pub use choose::{
-    Ask, Candidate, Duty, Pairing, Plan, Planner, Refusal, Standing, Transit, Tuning,
+    Ask, Candidate, Choice, Duty, Pairing, Plan, Planner, Refusal, Standing, Transit, Tuning,
 };
 pub use cost::{Cached, Cost};
 pub use links::{LinkFigures, Links, Moving};

@@ -32,7 +32,9 @@ impl Moving<'_> {
 
 /// What is known of a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LinkFigures {
+pub struct LinkFigures<'a> {
+    /// Name of the level that joins the two; `far` if none does.
+    pub level: &'a str,
     /// Bytes per second.
     pub bandwidth: f64,
     /// Seconds before the first byte.
@@ -90,10 +92,11 @@ impl Links {
     }
 
     /// What is known of a link.
-    pub fn figures(&self, moving: &Moving<'_>) -> LinkFigures {
+    pub fn figures<'a>(&self, moving: &Moving<'a>) -> LinkFigures<'a> {
         let fit = self.lock().fit(moving);
         let [latency, bytes] = fit.factors();
         LinkFigures {
+            level: &moving.link.name,
             bandwidth: moving.link.bandwidth / bytes,
             latency: moving.link.latency * latency,
             measured: fit.observed(),

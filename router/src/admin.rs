@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::args::Force;
 use crate::fleet::{Snapshot, WorkerState, WorkerView};
-use crate::planner;
+use crate::planner::{self, Lessons, Question};
 use crate::prefill::bypass;
 use crate::state::Router;
 
@@ -32,7 +32,7 @@ pub fn live() -> Response<Body> {
 pub fn ready(router: &Router) -> Response<Body> {
     let snapshot = router.fleet.snapshot();
     let ready = ready_workers(&snapshot);
-    let pairs = planner::pairs(&snapshot, &ready).count();
+    let pairs = planner::pairs(&snapshot).count();
     let serves = if router.args.force == Force::Split {
         pairs > 0
     } else {
@@ -60,7 +60,9 @@ fn ready_workers(snapshot: &Snapshot) -> Vec<&WorkerView> {
 /// All workers, and which pairs can hand over or why not.
 pub fn fleet(router: &Router) -> Response<Body> {
     let snapshot = router.fleet.snapshot();
-    let workers: Vec<Value> = snapshot.workers.iter().map(worker).collect();
+    let now = router.planning.clock.now();
+    let workers = snapshot.workers.iter().map(|view| worker(view, now));
+    let workers: Vec<Value> = workers.collect();
     let mut pairs = Vec::new();
     for prefill in snapshot
         .workers
@@ -72,17 +74,35 @@ pub fn fleet(router: &Router) -> Response<Body> {
             .iter()
             .filter(|worker| worker.role().decodes() && worker.id() != prefill.id())
         {
-            let obstacle = snapshot.obstacle(prefill, decode);
-            pairs.push(
-                json!({"prefill": prefill.id(), "decode": decode.id(), "obstacle": obstacle}),
-            );
+            pairs.push(pair(router, &snapshot, prefill, decode));
         }
     }
     daemon_http::json(StatusCode::OK, &json!({"workers": workers, "pairs": pairs}))
 }
 
-fn worker(view: &WorkerView) -> Value {
-    let (requests, tokens) = view.worker.reserved();
+fn pair(router: &Router, snapshot: &Snapshot, prefill: &WorkerView, decode: &WorkerView) -> Value {
+    let planner = &router.planning.planner;
+    let forbidden = planner.topology.forbids(prefill.place(), decode.place());
+    let obstacle = snapshot.obstacle(prefill, decode);
+    let link = planner.link(
+        (prefill.worker.books(), prefill.place()),
+        (decode.worker.books(), decode.place()),
+    );
+    json!({
+        "prefill": prefill.id(),
+        "decode": decode.id(),
+        "obstacle": obstacle.or_else(|| forbidden.map(|why| why.to_string())),
+        "link": {
+            "level": link.level,
+            "bytes_per_second": link.bandwidth,
+            "latency_seconds": link.latency,
+            "measured": link.measured,
+        },
+    })
+}
+
+fn worker(view: &WorkerView, now: f64) -> Value {
+    let figures = view.worker.books().figures(now);
     json!({
         "id": view.id(),
         "address": view.worker.url(""),
@@ -90,7 +110,16 @@ fn worker(view: &WorkerView) -> Value {
         "avoided": view.worker.avoided(),
         "role": view.info().map(|info| info.role),
         "incarnation": view.incarnation(),
-        "reserved": {"requests": requests, "prompt_tokens": tokens},
+        "planned": {
+            "waiting_seconds": figures.waiting,
+            "sequences": figures.sequences,
+            "kv_tokens": figures.kv_tokens,
+            "step_seconds": figures.step,
+            "prefill_tokens_per_second": figures.tokens_per_second(),
+            "prefills_learnt_from": figures.learnt_from(),
+            "bytes_out": figures.bytes_out,
+            "bytes_in": figures.bytes_in,
+        },
         "load": view.load(),
         "info": view.info(),
         "view": view.worker.view().shown(),
@@ -158,8 +187,21 @@ pub fn plan(router: &Router, body: Bytes) -> Result<Response<Body>, Error> {
     let facts = bypass::facts(&request);
     let snapshot = router.fleet.snapshot();
     let prediction = router.predict(&snapshot, &facts);
-    let explained = planner::explain(&snapshot, &facts, &prediction, router.args.force);
+    let question = Question {
+        snapshot: &snapshot,
+        facts: &facts,
+        prediction: &prediction,
+        lessons: &Lessons::default(),
+    };
+    let explained = planner::explain(&router.planning, &question);
     Ok(daemon_http::json(StatusCode::OK, &explained))
+}
+
+/// The last decisions, the latest first.
+pub fn decisions(router: &Router) -> Response<Body> {
+    let now = router.planning.clock.now();
+    let decisions = router.planning.decisions.shown(now);
+    daemon_http::json(StatusCode::OK, &json!({"decisions": decisions}))
 }
 
 /// A sidecar registers, renews, or says goodbye.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use baton_daemon::config::Common;
 use baton_daemon::run::Arguments;
+use baton_planner::{Level, Policy, Topology};
 
 /// The router: one OpenAI-compatible address in front of all workers.
 ///
@@ -34,6 +35,17 @@ pub struct RouterArgs {
     /// a request whose split failed twice is served locally.
     #[arg(long, value_name = "KIND", env = "BATON_FORCE", default_value = "auto")]
     pub force: Force,
+    /// How workers are chosen: by predicted seconds, or, to compare, in turn, by load or by cached prefix alone.
+    #[arg(
+        long,
+        value_name = "POLICY",
+        env = "BATON_POLICY",
+        default_value = "cost"
+    )]
+    pub policy: PolicyFlag,
+    /// Where KV may and should move.
+    #[command(flatten)]
+    pub topology: TopologyArgs,
     /// Longest time from a request's arrival to its first token, or to the whole answer if not streamed, in seconds.
     #[arg(
         long,
@@ -107,6 +119,87 @@ pub enum Force {
     Split,
     /// One worker for everything.
     Local,
+}
+
+/// How workers are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PolicyFlag {
+    /// By predicted seconds.
+    Cost,
+    /// In turn.
+    RoundRobin,
+    /// Those with the fewest sequences.
+    LeastLoaded,
+    /// Those that have most of the prompt.
+    Prefix,
+}
+
+impl From<PolicyFlag> for Policy {
+    fn from(flag: PolicyFlag) -> Self {
+        match flag {
+            PolicyFlag::Cost => Self::Cost,
+            PolicyFlag::RoundRobin => Self::RoundRobin,
+            PolicyFlag::LeastLoaded => Self::LeastLoaded,
+            PolicyFlag::Prefix => Self::Prefix,
+        }
+    }
+}
+
+/// Where KV may and should move.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TopologyArgs {
+    /// Links between workers with the same label of this name, nearest first: NAME=GIGABYTES_PER_SECOND[:MILLISECONDS].
+    /// They count until transfers were measured. Given once, they replace nvlink_domain=200:0.2, host=50:0.5, rack=25:1
+    /// and zone=10:2. Workers have labels by their sidecars' --topology.
+    #[arg(
+        long = "topology-level",
+        value_name = "LEVEL",
+        env = "BATON_TOPOLOGY_LEVELS",
+        value_delimiter = ','
+    )]
+    pub levels: Vec<Level>,
+    /// Label in which two workers must agree to hand over. A worker without it hands over to nobody.
+    #[arg(
+        long = "topology-require",
+        value_name = "NAME",
+        env = "BATON_TOPOLOGY_REQUIRE",
+        value_delimiter = ','
+    )]
+    pub require: Vec<String>,
+    /// Label in which two workers should agree, and the seconds that it is worth: NAME=SECONDS.
+    #[arg(
+        long = "topology-prefer",
+        value_name = "RULE",
+        env = "BATON_TOPOLOGY_PREFER",
+        value_delimiter = ',',
+        value_parser = preference
+    )]
+    pub prefer: Vec<(String, f64)>,
+}
+
+fn preference(text: &str) -> Result<(String, f64), String> {
+    let read = text.split_once('=').and_then(|(name, seconds)| {
+        let seconds: f64 = seconds.trim().parse().ok()?;
+        let sane = !name.trim().is_empty() && (0.0..=3600.0).contains(&seconds);
+        sane.then(|| (name.trim().to_owned(), seconds))
+    });
+    read.ok_or_else(|| "a preference looks like rack=0.5, that is NAME=SECONDS".to_owned())
+}
+
+impl TopologyArgs {
+    /// As plans use it.
+    pub fn topology(&self) -> Topology {
+        let levels = if self.levels.is_empty() {
+            Topology::default()
+        } else {
+            Topology::new(self.levels.clone())
+        };
+        let require = |topology: Topology, name: &String| topology.require(name);
+        let prefer =
+            |topology: Topology, (name, seconds): &(String, f64)| topology.prefer(name, *seconds);
+        let required = self.require.iter().fold(levels, require);
+        self.prefer.iter().fold(required, prefer)
+    }
 }
 
 impl Arguments for RouterArgs {

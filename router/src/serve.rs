@@ -8,14 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_daemon::trace::TraceContext;
+use baton_planner::Work;
 use baton_proto::call::{GenerateCall, path};
 use baton_proto::request::ClientRequest;
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
 use tokio::time::Instant;
 
 use crate::calls::LegAnswer;
-use crate::fleet::{Reservation, Worker};
-use crate::planner::{self, Lessons, Plan};
+use crate::fleet::{Reservation, Snapshot, Worker};
+use crate::planner::{self, Decision, Lessons, Plan, Question};
 use crate::prefill::bypass::Facts;
 use crate::prefill::execution::{Prefill, prefill};
 use crate::prefill::handoff;
@@ -57,10 +58,57 @@ impl Attempt<'_> {
     }
 
     /// What is to be compared with what the engine of `worker` reports.
-    pub fn proof(&self, prediction: &Prediction, worker: &Worker) -> Proof {
+    pub fn proof(&self, planned: &Planned, worker: &Worker) -> Proof {
         let proofs = &self.router.metrics.proofs;
-        Proof::new(proofs, prediction.exact(worker.id()))
+        let exact = planned.prediction.exact(worker.id());
+        Proof::new(proofs, exact, Arc::clone(&planned.decision))
     }
+
+    /// Books a worker for the request: all of its prompt that is not cached, if it is to be `computed` there.
+    pub fn reserve(&self, planned: &Planned, worker: &Arc<Worker>, computed: bool) -> Reservation {
+        let planning = &self.router.planning;
+        let prediction = &planned.prediction;
+        let work = if computed {
+            let snapshot = self.router.fleet.snapshot();
+            let question = self.question(&snapshot, prediction, &NO_LESSONS);
+            planning.work(&question, worker.id())
+        } else {
+            Work::default()
+        };
+        let tokens = self.facts.prompt_tokens;
+        Reservation::new(worker, work, tokens, prediction, planning.clock)
+    }
+
+    /// The request before the fleet.
+    pub fn question<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        prediction: &'a Prediction,
+        lessons: &'a Lessons,
+    ) -> Question<'a> {
+        Question {
+            snapshot,
+            facts: self.facts,
+            prediction,
+            lessons,
+        }
+    }
+}
+
+/// For questions that do not ask who may serve.
+pub static NO_LESSONS: Lessons = Lessons {
+    failed: Vec::new(),
+    local_only: false,
+    warm: None,
+};
+
+/// A plan that was made, and what it was made by. The fleet's snapshot is not kept: an attempt may last long.
+pub struct Planned {
+    plan: Plan,
+    /// What was predicted to be cached where.
+    pub prediction: Prediction,
+    /// As it is written down.
+    pub decision: Arc<Decision>,
 }
 
 /// A request at its commit point.
@@ -75,6 +123,8 @@ pub struct Served {
     pub proof: Option<Proof>,
     /// What was predicted to be cached where the prompt was computed.
     pub cached: Cached,
+    /// The decision that led here.
+    pub decision: Arc<Decision>,
 }
 
 /// What the client gets.
@@ -167,35 +217,47 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
         if attempt.time_left().is_zero() {
             return Err(recovery.last.unwrap_or_else(too_late));
         }
-        let (plan, prediction) = match planned(attempt, &recovery.lessons) {
+        let planned = match planned(attempt, &recovery.lessons) {
             Ok(planned) => planned,
             // The reason why nobody is left says more than that nobody is.
             Err(error) => return Err(recovery.last.unwrap_or(error)),
         };
-        let outcome = match &plan {
-            Plan::Local { worker } => local(attempt, worker, &prediction).await,
-            Plan::Split { prefill, decode } => split(attempt, prefill, decode, &prediction).await,
+        let outcome = match &planned.plan {
+            Plan::Local { worker } => local(attempt, worker, &planned).await,
+            Plan::Split { prefill, decode } => split(attempt, prefill, decode, &planned).await,
         };
         match outcome {
             Ok(Outcome::Served(served)) => return Ok(*served),
             Ok(Outcome::GenerateAt(worker)) => recovery.lessons.warm = Some(worker),
             Err(Failed { error, worker }) => {
                 attempt.router.metrics.attempt_failed(&error);
-                let pause = recovery.after(&plan, error, worker)?;
+                planned
+                    .decision
+                    .came(|outcome| outcome.failed = Some(error.to_string()));
+                let pause = recovery.after(&planned.plan, error, worker)?;
                 tokio::time::sleep(pause.min(attempt.time_left())).await;
             }
         }
     }
 }
 
-/// The cheapest plan, and what it was made by. The fleet's snapshot is not kept: an attempt may last long.
-fn planned(attempt: &Attempt<'_>, lessons: &Lessons) -> Result<(Plan, Prediction), Error> {
+/// The cheapest plan.
+fn planned(attempt: &Attempt<'_>, lessons: &Lessons) -> Result<Planned, Error> {
     let router = attempt.router;
+    let planning = &router.planning;
     let snapshot = router.fleet.snapshot();
     let prediction = router.predict(&snapshot, attempt.facts);
-    let force = router.args.force;
-    let candidate = planner::plan(&snapshot, attempt.facts, &prediction, force, lessons)?;
-    Ok((candidate.plan, prediction))
+    let question = attempt.question(&snapshot, &prediction, lessons);
+    let chosen = planning.plan(&question)?;
+    let trace = attempt.trace.trace_id();
+    let decision = planning
+        .decisions
+        .note(&question, &chosen, trace, planning.clock.now());
+    Ok(Planned {
+        plan: chosen.plan,
+        prediction,
+        decision,
+    })
 }
 
 enum Outcome {
@@ -263,11 +325,10 @@ fn too_late() -> Error {
 async fn local(
     attempt: &Attempt<'_>,
     worker: &Arc<Worker>,
-    prediction: &Prediction,
+    planned: &Planned,
 ) -> Result<Outcome, Failed> {
-    let tokens = planner::uncached(attempt.facts, prediction, worker.id());
-    let reservation = Reservation::new(worker, tokens, prediction);
-    let proof = attempt.proof(prediction, worker);
+    let reservation = attempt.reserve(planned, worker, true);
+    let proof = attempt.proof(planned, worker);
     let call = GenerateCall {
         request: fresh_id(),
         route: attempt.request.route(),
@@ -294,7 +355,8 @@ async fn local(
                 answer: Answer::Flowing(answer),
                 how: How::Local(worker.id().clone()),
                 proof: Some(proof),
-                cached: prediction.cached(worker.id()),
+                cached: planned.prediction.cached(worker.id()),
+                decision: Arc::clone(&planned.decision),
             })))
         }
         Err(error) => Err(failed(worker, error)),
@@ -305,9 +367,11 @@ async fn split(
     attempt: &Attempt<'_>,
     prefill_at: &Arc<Worker>,
     decode_at: &Arc<Worker>,
-    prediction: &Prediction,
+    planned: &Planned,
 ) -> Result<Outcome, Failed> {
-    let held = match prefill(attempt, prefill_at, decode_at, prediction).await {
+    let cached = planned.prediction.cached(prefill_at.id());
+    let decision = Arc::clone(&planned.decision);
+    let held = match prefill(attempt, prefill_at, decode_at, planned).await {
         Ok(Prefill::Ticket(held)) => held,
         Ok(Prefill::GenerateHere) => return Ok(Outcome::GenerateAt(prefill_at.id().clone())),
         Ok(Prefill::Answer(answer)) => {
@@ -318,13 +382,14 @@ async fn split(
                 how,
                 reservation: None,
                 proof: None,
-                cached: prediction.cached(prefill_at.id()),
+                cached,
+                decision,
             })));
         }
         Err(error) => return Err(failed(prefill_at, error)),
     };
     prefill_at.served();
-    match handoff::decode(attempt, held, Arc::clone(decode_at), prediction).await {
+    match handoff::decode(attempt, held, Arc::clone(decode_at), planned).await {
         Ok(decoded) => {
             decoded.worker.served();
             let (prefill, decode) = (prefill_at.id().clone(), decoded.worker.id().clone());
@@ -338,7 +403,8 @@ async fn split(
                 answer: Answer::Flowing(decoded.answer),
                 how,
                 proof: None,
-                cached: prediction.cached(prefill_at.id()),
+                cached,
+                decision,
             })))
         }
         // What the failure says of the decode worker was noted where it happened.

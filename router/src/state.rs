@@ -9,6 +9,7 @@ use crate::args::RouterArgs;
 use crate::calls::Calls;
 use crate::fleet::{Fleet, Snapshot};
 use crate::metrics::Metrics;
+use crate::planner::Planning;
 use crate::prefill::bypass::Facts;
 use crate::view::{self, Prediction};
 
@@ -22,6 +23,8 @@ pub struct Router {
     pub api_keys: Vec<Secret>,
     /// All workers.
     pub fleet: Arc<Fleet>,
+    /// Plans, and the books that they are made from.
+    pub planning: Planning,
     /// Calls to their sidecars.
     pub calls: Calls,
     /// What is counted.
@@ -34,8 +37,12 @@ impl Router {
     /// A router that knows no worker yet.
     pub fn new(args: RouterArgs, token: FleetToken, metrics: Metrics) -> Arc<Self> {
         let calls = Calls::new(&token);
+        let planning = Planning::new(&args);
+        let planner = Arc::clone(&planning.planner);
+        let ttl = args.approximate_ttl();
         Arc::new(Self {
-            fleet: Fleet::new(calls.clone(), metrics.clone(), args.approximate_ttl()),
+            fleet: Fleet::new(calls.clone(), metrics.clone(), planner, ttl),
+            planning,
             places: Arc::new(Semaphore::new(args.max_requests)),
             api_keys: args.api_key.iter().map(|key| Secret::new(key)).collect(),
             calls,

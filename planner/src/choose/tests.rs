@@ -74,7 +74,8 @@ fn the_cheapest_is_the_first_of_all_plans() {
         let all = planner.plans(ASK, &workers, &pairing, 0.0);
         let best = planner
             .cheapest(ASK, &workers, &pairing, 0.0, &mut rng())
-            .unwrap();
+            .unwrap()
+            .candidate;
         assert!(best.cost.total() <= all[0].cost.total() * (1.0 + EQUAL));
         assert!(all.contains(&best));
         assert_eq!(
@@ -99,7 +100,7 @@ fn a_short_idle_prompt_stays_local_and_a_long_one_leaves_a_busy_decoder() {
         let workers = fleet.standing(decoder, &[]);
 
         let chosen = planner.cheapest(Ask { tokens }, &workers, &|_, _| true, 0.0, &mut rng());
-        chosen.unwrap().plan
+        chosen.unwrap().candidate.plan
     };
     assert_eq!(choose(20), Plan::Local { worker: 1 });
     let decoding: Vec<_> = (0..64_usize)
@@ -128,7 +129,7 @@ fn a_busy_holder_of_the_prompt_is_left_when_waiting_costs_more() {
             &[7900, 0],
         );
         let chosen = planner.cheapest(ASK, &workers, &|_, _| false, 0.0, &mut rng());
-        chosen.unwrap().plan
+        chosen.unwrap().candidate.plan
     };
     assert_eq!(choose(), Plan::Local { worker: 0 });
     let work = Work {
@@ -169,7 +170,7 @@ fn nearness_is_weighed_against_load() {
             standing.place = place;
         }
         let chosen = planner.cheapest(ASK, &workers, &|_, _| true, 0.0, &mut rng());
-        chosen.unwrap().plan
+        chosen.unwrap().candidate.plan
     };
     // Workers 0 and 1 compute, 2 decodes in the rack of 0.
     assert_eq!(
@@ -235,7 +236,7 @@ fn who_cannot_hold_a_prompt_is_not_asked() {
     let chosen = planner
         .cheapest(ASK, &workers, &|_, _| true, 0.0, &mut rng())
         .unwrap();
-    assert_eq!(chosen.plan, Plan::Local { worker: 1 });
+    assert_eq!(chosen.candidate.plan, Plan::Local { worker: 1 });
     workers[1].limits.context = Some(4096);
     let refused = planner.cheapest(ASK, &workers, &|_, _| true, 0.0, &mut rng());
     assert_eq!(refused, Err(Refusal::TooLong));

@@ -6,11 +6,13 @@
 mod quarantine;
 mod reservation;
 mod session;
+mod snapshot;
 #[cfg(test)]
 pub(crate) mod testing;
 mod worker;
 
 pub use reservation::Reservation;
+pub use snapshot::Snapshot;
 pub use worker::{Worker, WorkerState, WorkerView};
 
 use std::collections::{HashMap, HashSet};
@@ -20,7 +22,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use baton_daemon::http::base_url;
 use baton_index::Index;
+use baton_planner::Planner;
 use baton_proto::watch::{Registered, Registration};
+use baton_proto::worker::WorkerInfo;
 use baton_proto::{
     Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
 };
@@ -38,39 +42,6 @@ pub const LEASE: Duration = Duration::from_secs(6);
 /// Most workers of a fleet. A hostile or broken holder of the token cannot make the router grow without bound.
 const MOST_WORKERS: usize = 4096;
 
-/// All workers, at one moment.
-#[derive(Debug, Default)]
-pub struct Snapshot {
-    /// Workers in the order of their ids.
-    pub workers: Vec<WorkerView>,
-    broken_pairs: HashSet<(Incarnation, Incarnation)>,
-}
-
-impl Snapshot {
-    /// Why a prefill worker cannot hand over to a decode worker; `None` if it can.
-    pub fn obstacle(&self, prefill: &WorkerView, decode: &WorkerView) -> Option<String> {
-        let sides = prefill.compatibility().zip(decode.compatibility());
-        let Some((ours, theirs)) = sides else {
-            return Some("one of them has no transfer connector".to_owned());
-        };
-        if let Err(mismatch) = ours.hands_over_to(theirs) {
-            return Some(mismatch.to_string());
-        }
-        let lives = prefill.incarnation().zip(decode.incarnation());
-        let broken =
-            lives.is_some_and(|(p, d)| self.broken_pairs.contains(&(p.clone(), d.clone())));
-        broken.then(|| {
-            "the decode engine cannot follow the prefill engine's restart; restart one of them"
-                .to_owned()
-        })
-    }
-
-    /// Whether anybody serves this model.
-    pub fn serves(&self, model: &str) -> bool {
-        self.workers.iter().any(|worker| worker.serves(model))
-    }
-}
-
 struct Member {
     epoch: Epoch,
     lapses: Instant,
@@ -85,6 +56,7 @@ pub struct Fleet {
     quarantines: Quarantines,
     snapshot: ArcSwap<Snapshot>,
     index: Arc<Index>,
+    planner: Arc<Planner>,
     /// How long a worker without exact events is believed to hold what it computed.
     approximate_ttl: Duration,
     calls: Calls,
@@ -93,13 +65,19 @@ pub struct Fleet {
 
 impl Fleet {
     /// A fleet without workers. One whose events do not tell is believed to hold what it computed for `approximate_ttl`.
-    pub fn new(calls: Calls, metrics: Metrics, approximate_ttl: Duration) -> Arc<Self> {
+    pub fn new(
+        calls: Calls,
+        metrics: Metrics,
+        planner: Arc<Planner>,
+        approximate_ttl: Duration,
+    ) -> Arc<Self> {
         Arc::new(Self {
             members: Mutex::default(),
             broken_pairs: Mutex::default(),
             quarantines: Quarantines::default(),
             snapshot: ArcSwap::default(),
             index: Arc::default(),
+            planner,
             approximate_ttl,
             calls,
             metrics,
@@ -184,6 +162,21 @@ impl Fleet {
         }
     }
 
+    /// A worker of which nothing is learnt is taken to be as fast as one of the same kind.
+    fn start_like_others(&self, worker: &Worker, info: &WorkerInfo) {
+        let snapshot = self.snapshot();
+        let alike = |other: &&WorkerView| {
+            let same = |theirs: &WorkerInfo| {
+                (theirs.engine, &theirs.models, theirs.role)
+                    == (info.engine, &info.models, info.role)
+            };
+            other.id() != worker.id() && other.info().is_some_and(same)
+        };
+        if let Some(other) = snapshot.workers.iter().find(alike) {
+            worker.books().start_like(other.worker.books());
+        }
+    }
+
     /// These two engines turned out not to be able to hand over, in their present lives.
     pub fn pair_broken(&self, prefill: &Incarnation, decode: &Incarnation) {
         let mut pairs = self
@@ -244,10 +237,8 @@ impl Fleet {
         drop(pairs);
         self.metrics.workers(&workers);
         // Stored under the lock, so that an older view never replaces a newer one.
-        self.snapshot.store(Arc::new(Snapshot {
-            workers,
-            broken_pairs,
-        }));
+        self.snapshot
+            .store(Arc::new(Snapshot::new(workers, broken_pairs)));
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<WorkerId, Member>> {

@@ -1,36 +1,67 @@
-//! A reservation: work that this router has given a worker and that no load report shows yet.
+//! A reservation: work that this router has given a worker.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+
+use baton_planner::{Booked, Work};
 
 use super::Worker;
+use crate::planner::Clock;
 use crate::view::{Expectation, Prediction};
+
+/// Tokens after which a sequence's KV is booked anew.
+const GROWTH: u64 = 64;
+
+/// Least tokens of a stream that its worker's speed is learnt from.
+const LEAST_LEARNT: u64 = 8;
 
 /// Work given to a worker. Dropping it takes the work off again, on every path.
 #[derive(Debug)]
 pub struct Reservation {
     worker: Arc<Worker>,
-    tokens: u64,
+    clock: Clock,
+    booked: Booked,
+    kv_tokens: u64,
     expectation: Option<Expectation>,
+    stream: Option<Stream>,
+}
+
+/// The tokens of an answer as they came.
+#[derive(Debug)]
+struct Stream {
+    first: f64,
+    last: f64,
+    tokens: u64,
 }
 
 impl Reservation {
-    /// Books one request with this many prompt tokens to compute. The prompt's blocks, as far as they are known, are
-    /// expected at the worker from now on.
-    pub fn new(worker: &Arc<Worker>, tokens: u64, prediction: &Prediction) -> Self {
-        worker.reserved_tokens.fetch_add(tokens, Ordering::Relaxed);
-        worker.reserved_requests.fetch_add(1, Ordering::Relaxed);
+    /// Books one request: a prompt to compute, and the tokens of KV that it uses. The prompt's blocks, as far as they are
+    /// known, are expected at the worker from now on.
+    pub fn new(
+        worker: &Arc<Worker>,
+        work: Work,
+        kv_tokens: u64,
+        prediction: &Prediction,
+        clock: Clock,
+    ) -> Self {
         let blocks = prediction.blocks(worker);
         Self {
+            booked: worker.books().book(work, kv_tokens, clock.now()),
             worker: Arc::clone(worker),
-            tokens,
+            clock,
+            kv_tokens,
             expectation: blocks.and_then(|blocks| worker.expected().expect(blocks)),
+            stream: None,
         }
+    }
+
+    /// What it takes of its worker.
+    pub fn booked(&mut self) -> &mut Booked {
+        &mut self.booked
     }
 
     /// The prompt is computed; the request itself goes on.
     pub fn prefilled(&mut self) {
-        self.take_off_tokens();
+        self.booked.computed(self.clock.now());
         if let Some(expectation) = &mut self.expectation {
             expectation.computed(self.worker.is_exactly_known());
         }
@@ -38,22 +69,38 @@ impl Reservation {
 
     /// The engine did not compute the prompt and never will.
     pub fn refused(&mut self) {
-        self.take_off_tokens();
+        self.booked.refused();
         self.expectation = None;
     }
 
-    fn take_off_tokens(&mut self) {
-        self.worker
-            .reserved_tokens
-            .fetch_sub(std::mem::take(&mut self.tokens), Ordering::Relaxed);
+    /// So many tokens of a streamed answer have come.
+    pub fn streamed(&mut self, tokens: u64) {
+        let now = self.clock.now();
+        let stream = self.stream.get_or_insert(Stream {
+            first: now,
+            last: now,
+            tokens: 0,
+        });
+        stream.last = now;
+        let before = stream.tokens / GROWTH;
+        stream.tokens += tokens;
+        if stream.tokens / GROWTH > before {
+            self.booked.grown(self.kv_tokens + stream.tokens);
+        }
     }
-}
 
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.take_off_tokens();
-        self.worker
-            .reserved_requests
-            .fetch_sub(1, Ordering::Relaxed);
+    /// The whole answer has come: its worker's speed is learnt from it.
+    pub fn answered(&mut self) {
+        let Some(stream) = self.stream.take() else {
+            return;
+        };
+        self.worker.books().answered(stream.tokens);
+        if stream.tokens >= LEAST_LEARNT {
+            #[expect(clippy::cast_precision_loss, reason = "no answer has 2^52 tokens")]
+            let steps = (stream.tokens - 1) as f64;
+            self.worker
+                .books()
+                .stepped((stream.last - stream.first) / steps);
+        }
     }
 }

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_planner::Load;
+use baton_proto::load::{LoadReport, Measured};
 use baton_proto::watch::{Hello, WatchFrame};
-use baton_proto::worker::WorkerInfo;
+use baton_proto::worker::{Tier, TierBlocks, WorkerInfo};
 use baton_proto::{Epoch, Error, ErrorKind, PROTOCOL_VERSION, Source, Stage};
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
@@ -101,13 +103,19 @@ impl Session {
         match frame {
             WatchFrame::Hello(hello) => self.hello(hello, calls).await.map_err(Ended::Broken)?,
             WatchFrame::State { state } => self.change(|told| told.state = state.into()),
-            WatchFrame::Load(load) => self.change(|told| told.load = load),
+            WatchFrame::Load(load) => self.load(load),
             WatchFrame::Snapshot { .. }
             | WatchFrame::Event { .. }
             | WatchFrame::Heartbeat { .. } => self.apply(frame, failures).map_err(Ended::Unfit)?,
             WatchFrame::Unknown => {}
         }
         Ok(())
+    }
+
+    fn load(&self, load: LoadReport) {
+        let told = self.worker.told();
+        self.worker.books().report(planned_load(&load, told.info()));
+        self.change(|told| told.load = load);
     }
 
     fn apply(&self, frame: WatchFrame, failures: &mut Failures) -> Result<(), Resync> {
@@ -146,8 +154,10 @@ impl Session {
         }
         if self.worker.incarnation() != hello.incarnation {
             self.worker.expected().forget();
+            self.worker.books().forget_reports();
         }
         if let Some(info) = &hello.info {
+            self.fleet.start_like_others(&self.worker, info);
             self.worker.view().bound(Bounds::of(info));
             self.worker.expected().bound(capacity(info));
         }
@@ -158,7 +168,12 @@ impl Session {
                 .renew(&self.worker, life, calls)
                 .await?;
         }
-        self.change(|told| told.hello = Some(hello));
+        let labels = hello.info.as_ref().map(|info| &info.topology);
+        let place = labels.map(|labels| self.fleet.planner.topology.place(labels));
+        self.change(|told| {
+            told.hello = Some(hello);
+            told.place = Arc::new(place.unwrap_or_default());
+        });
         Ok(())
     }
 
@@ -174,6 +189,10 @@ impl Drop for Session {
     fn drop(&mut self) {
         // Requests may keep the worker for long; what it holds is of no use to anybody any more.
         self.worker.leave();
+        self.fleet
+            .planner
+            .links
+            .forget(self.worker.books().number());
     }
 }
 
@@ -200,6 +219,31 @@ impl Failures {
         let failures = self.silent.max(self.unfit).min(10);
         let longest = (0.1 * 2f64.powi(failures)).min(BACK_OFF);
         Duration::from_secs_f64(rand::rng().random_range(0.05..=longest))
+    }
+}
+
+/// A load report as plans need it.
+fn planned_load(load: &LoadReport, info: Option<&WorkerInfo>) -> Load {
+    let value = |measured: &Option<Measured<u32>>| measured.as_ref().map(|measured| measured.value);
+    let (running, waiting) = (value(&load.running), value(&load.waiting));
+    let of_device = |tiers: &[TierBlocks]| {
+        let device = tiers.iter().find(|tier| tier.tier == Tier::Device);
+        device.map(|tier| tier.blocks)
+    };
+    let free = load.free.as_ref().and_then(|free| of_device(&free.value));
+    let used = info.and_then(|info| {
+        let capacity = of_device(&info.capacity)?.saturating_mul(info.ranks.max(1).into());
+        let blocks = capacity.saturating_sub(free?);
+        Some(blocks.saturating_mul(info.block_size?.into()))
+    });
+    Load {
+        seq: load.seq,
+        sequences: running.map(|running| running.saturating_add(waiting.unwrap_or(0))),
+        queued_tokens: load
+            .queued_prefill_tokens
+            .as_ref()
+            .map(|queued| queued.value),
+        kv_tokens: used,
     }
 }
 

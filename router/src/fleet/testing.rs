@@ -1,10 +1,10 @@
 //! Fleets that no sidecar is needed for.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_index::Index;
-use baton_proto::load::LoadReport;
 use baton_proto::watch::{Hello, WatchFrame};
 use baton_proto::worker::WorkerInfo;
 use baton_proto::{Epoch, PROTOCOL_VERSION};
@@ -30,8 +30,7 @@ pub(crate) fn worker(id: &str, index: &Arc<Index>, info: WorkerInfo) -> WorkerVi
     worker.tell(Told {
         state: WorkerState::Ready,
         hello: Some(hello),
-        load: LoadReport::default(),
-        ranks: Arc::default(),
+        ..Told::default()
     });
     WorkerView::of(&Arc::new(worker))
 }
@@ -55,8 +54,5 @@ pub(crate) fn lose(view: &WorkerView) -> WorkerView {
 
 /// A fleet of these workers.
 pub(crate) fn snapshot(workers: impl IntoIterator<Item = WorkerView>) -> Snapshot {
-    Snapshot {
-        workers: workers.into_iter().collect(),
-        ..Snapshot::default()
-    }
+    Snapshot::new(workers.into_iter().collect(), HashSet::new())
 }

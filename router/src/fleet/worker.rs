@@ -1,16 +1,17 @@
 //! One worker, as its sidecar describes it and as this router has experienced it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use baton_index::Index;
+use baton_planner::{self as planner, Limits, Place};
 use baton_proto::compat::Compatibility;
 use baton_proto::load::LoadReport;
 use baton_proto::watch::{Hello, SidecarState};
-use baton_proto::worker::{Role, WorkerInfo};
+use baton_proto::worker::{Role, Tier, WorkerInfo};
 use baton_proto::{Incarnation, WorkerId};
 use http::Uri;
 use serde::Serialize;
@@ -70,10 +71,24 @@ pub(super) struct Told {
     pub(super) hello: Option<Hello>,
     pub(super) load: LoadReport,
     pub(super) ranks: Arc<[KnownRank]>,
+    /// Where it stands.
+    pub(super) place: Arc<Place>,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self {
+            state: WorkerState::Joining,
+            hello: None,
+            load: LoadReport::default(),
+            ranks: Arc::default(),
+            place: Arc::default(),
+        }
+    }
 }
 
 impl Told {
-    fn info(&self) -> Option<&WorkerInfo> {
+    pub(super) fn info(&self) -> Option<&WorkerInfo> {
         self.hello.as_ref()?.info.as_deref()
     }
 
@@ -100,8 +115,7 @@ pub struct Worker {
     quarantine_told: AtomicU64,
     view: Mutex<KvView>,
     expected: Arc<Expected>,
-    pub(super) reserved_tokens: AtomicU64,
-    pub(super) reserved_requests: AtomicU32,
+    books: Arc<planner::Worker>,
 }
 
 impl Worker {
@@ -111,22 +125,15 @@ impl Worker {
         index: Arc<Index>,
         approximate_ttl: Duration,
     ) -> Self {
-        let told = Told {
-            state: WorkerState::Joining,
-            hello: None,
-            load: LoadReport::default(),
-            ranks: Arc::default(),
-        };
         Self {
             id,
             address,
-            told: ArcSwap::from_pointee(told),
+            told: ArcSwap::default(),
             breaker: Mutex::default(),
             quarantine_told: AtomicU64::new(0),
             view: Mutex::new(KvView::new(index)),
             expected: Expected::new(approximate_ttl),
-            reserved_tokens: AtomicU64::new(0),
-            reserved_requests: AtomicU32::new(0),
+            books: planner::Worker::new(),
         }
     }
 
@@ -195,12 +202,9 @@ impl Worker {
         self.told().is_exactly_known()
     }
 
-    /// Requests and prompt tokens that this router has given it and not yet seen finished.
-    pub fn reserved(&self) -> (u32, u64) {
-        (
-            self.reserved_requests.load(Ordering::Relaxed),
-            self.reserved_tokens.load(Ordering::Relaxed),
-        )
+    /// What it has to do and how fast it is, as far as this router knows.
+    pub fn books(&self) -> &Arc<planner::Worker> {
+        &self.books
     }
 
     /// It failed: it is avoided for a while, longer each time, if there are others.
@@ -281,6 +285,31 @@ impl WorkerView {
     /// What its sidecar reports of its load.
     pub fn load(&self) -> &LoadReport {
         &self.told.load
+    }
+
+    /// Where it stands.
+    pub fn place(&self) -> &Place {
+        &self.told.place
+    }
+
+    /// How big it is, all ranks together.
+    pub fn limits(&self) -> Limits {
+        let Some(info) = self.info() else {
+            return Limits::default();
+        };
+        let ranks = u64::from(info.ranks.max(1));
+        let device = info.capacity.iter().find(|tier| tier.tier == Tier::Device);
+        let blocks = device.map(|tier| tier.blocks.saturating_mul(ranks));
+        let sequences = info.max_sequences.map(|most| u64::from(most) * ranks);
+        Limits {
+            kv_tokens: blocks
+                .zip(info.block_size)
+                .map(|(blocks, size)| blocks.saturating_mul(size.into())),
+            sequences: sequences.map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
+            step_tokens: info.max_batched_tokens,
+            context: info.context_length.map(u64::from),
+            bytes_per_token: info.kv_bytes_per_token,
+        }
     }
 
     /// Which legs it may serve.

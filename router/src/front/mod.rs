@@ -51,7 +51,9 @@ impl Front {
         let get = *request.method() == Method::GET;
         let post = *request.method() == Method::POST;
         match path.as_str() {
-            "/livez" | "/readyz" | "/metrics" | "/fleet" | "/v1/models" if !get => {
+            "/livez" | "/readyz" | "/metrics" | "/fleet" | "/debug/decisions" | "/v1/models"
+                if !get =>
+            {
                 Ok(method_not_allowed("GET"))
             }
             path::REGISTER | "/v1/plan" if !post => Ok(method_not_allowed("POST")),
@@ -61,6 +63,10 @@ impl Front {
             "/fleet" => {
                 self.check_token(request.headers())?;
                 Ok(admin::fleet(&self.router))
+            }
+            "/debug/decisions" => {
+                self.check_token(request.headers())?;
+                Ok(admin::decisions(&self.router))
             }
             path::REGISTER => {
                 self.check_token(request.headers())?;
@@ -148,9 +154,10 @@ impl Front {
         };
         match serve(&attempt).await {
             Ok(served) => {
-                router
-                    .metrics
-                    .first_token(served.how.word(), arrived.elapsed().as_secs_f64());
+                let waited = arrived.elapsed().as_secs_f64();
+                router.metrics.first_token(served.how.word(), waited);
+                let decision = &served.decision;
+                decision.came(|outcome| outcome.first_token = Some(waited));
                 relay::answer(router, served, explain, attempt.time_left(), guard).await
             }
             Err(error) => {

@@ -83,7 +83,7 @@ pub(super) async fn answer(
                     over: false,
                     end,
                     proof: served.proof,
-                    _reservation: served.reservation,
+                    reservation: served.reservation,
                     _guard: guard,
                 };
                 Response::new(flow.into_body(router.args.stall()))
@@ -166,7 +166,7 @@ struct Flow {
     over: bool,
     end: End,
     proof: Option<Proof>,
-    _reservation: Option<Reservation>,
+    reservation: Option<Reservation>,
     _guard: Guard,
 }
 
@@ -191,11 +191,18 @@ impl Flow {
                 if tells_failure(&events) {
                     self.end.tell(Some(ErrorKind::EngineFailed));
                 }
+                if let Some(reservation) = &mut self.reservation {
+                    let events = memchr::memmem::find_iter(&events, b"\n\n").count();
+                    reservation.streamed(events as u64);
+                }
                 Some(events)
             }
             // The sidecar ends a stream cleanly only after its engine did, or after an error event of its own.
             Ok(None) => {
                 self.end.tell(None);
+                if let Some(reservation) = &mut self.reservation {
+                    reservation.answered();
+                }
                 None
             }
             Err(broken) => {

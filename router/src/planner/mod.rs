@@ -1,24 +1,30 @@
-//! The planner: which worker prefills and which decodes, or which does both, by predicted seconds.
+//! Plans for the fleet: who may serve a request is said here, what that costs and who is chosen by `baton-planner`.
 //!
-//! All plans are enumerated, costed ([`cost`]) and compared; the cheapest wins, ties by chance. Split or local is nothing
-//! but this comparison; operators and tests can force one kind.
+//! Split or local is nothing but the comparison of costs; operators and tests can force one kind, or choose by another
+//! policy.
 
-mod cost;
+mod clock;
+mod decisions;
+mod explain;
 
 use std::sync::Arc;
 
+use baton_planner::{
+    Ask, Booked, Candidate, Choice, Cost, Duty, Limits, Planner, Policy, Refusal, Standing,
+    Transit, Turn, Work,
+};
 use baton_proto::worker::Role;
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
 use rand::Rng;
-use rand::seq::IteratorRandom;
-use serde_json::{Value, json};
 
-use crate::args::Force;
+use crate::args::{Force, RouterArgs};
 use crate::fleet::{Snapshot, Worker, WorkerState, WorkerView};
 use crate::prefill::bypass::Facts;
 use crate::view::Prediction;
 
-pub use cost::Cost;
+pub use clock::Clock;
+pub use decisions::{Decision, Decisions};
+pub use explain::explain;
 
 /// Who serves a request.
 #[derive(Debug, Clone)]
@@ -37,57 +43,17 @@ pub enum Plan {
     },
 }
 
-impl Plan {
-    /// The word in metrics and headers.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Local { .. } => "local",
-            Self::Split { .. } => "split",
-        }
-    }
-
-    fn shown(&self) -> Value {
-        match self {
-            Self::Local { worker } => json!({"plan": "local", "worker": worker.id()}),
-            Self::Split { prefill, decode } => {
-                json!({"plan": "split", "prefill": prefill.id(), "decode": decode.id()})
-            }
-        }
-    }
-
-    /// What is predicted to be cached where.
-    fn cached(&self, prediction: &Prediction) -> Value {
-        let shown = |worker: &Worker| prediction.cached(worker.id()).shown();
-        match self {
-            Self::Local { worker } => json!({"worker": shown(worker)}),
-            Self::Split { prefill, decode } => {
-                json!({"prefill": shown(prefill), "decode": shown(decode)})
-            }
-        }
-    }
-
-    fn uses(&self, id: &WorkerId) -> bool {
-        match self {
-            Self::Local { worker } => worker.id() == id,
-            Self::Split { prefill, decode } => prefill.id() == id || decode.id() == id,
-        }
-    }
-
-    fn avoided(&self) -> bool {
-        match self {
-            Self::Local { worker } => worker.avoided(),
-            Self::Split { prefill, decode } => prefill.avoided() || decode.avoided(),
-        }
-    }
-}
-
-/// A plan and what it is predicted to cost.
+/// A plan, and what it is predicted to cost.
 #[derive(Debug, Clone)]
-pub struct Candidate {
-    /// Who would serve.
+pub struct Chosen {
+    /// Who serves.
     pub plan: Plan,
-    /// How long it would take to the first token.
+    /// How long it will take.
     pub cost: Cost,
+    /// The same, by places in the fleet's snapshot.
+    candidate: Candidate,
+    /// The next best.
+    others: Vec<Candidate>,
 }
 
 /// What earlier attempts of the same request have taught.
@@ -101,99 +67,280 @@ pub struct Lessons {
     pub warm: Option<WorkerId>,
 }
 
-/// The cheapest plan.
-pub fn plan(
-    snapshot: &Snapshot,
-    facts: &Facts,
-    prediction: &Prediction,
+/// What all plans of a router share.
+#[derive(Debug)]
+pub struct Planning {
+    /// Costs, links, topology.
+    pub planner: Arc<Planner>,
+    /// The time by which books are kept.
+    pub clock: Clock,
+    /// The last decisions.
+    pub decisions: Decisions,
+    policy: Policy,
     force: Force,
-    lessons: &Lessons,
-) -> Result<Candidate, Error> {
-    let candidates = candidates(snapshot, facts, prediction, force, lessons);
-    // Workers that failed this request, or failed others lately, are used only if there is nobody else.
-    let failed = |candidate: &Candidate| lessons.failed.iter().any(|id| candidate.plan.uses(id));
-    let fresh = |candidate: &&Candidate| !failed(candidate) && !candidate.plan.avoided();
-    let pools: [Vec<&Candidate>; 3] = [
-        candidates.iter().filter(fresh).collect(),
-        candidates
+    turn: Turn,
+}
+
+/// A request before the fleet: all that plans for it depend on.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    /// The fleet.
+    pub snapshot: &'a Snapshot,
+    /// The request.
+    pub facts: &'a Facts,
+    /// What is cached where.
+    pub prediction: &'a Prediction,
+    /// What earlier attempts have taught.
+    pub lessons: &'a Lessons,
+}
+
+/// Whom to do without, if there are others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spare {
+    /// Who failed this request, or others lately.
+    Avoided,
+    /// Who failed this request.
+    Failed,
+    Nobody,
+}
+
+impl Question<'_> {
+    fn ask(&self) -> Ask {
+        Ask {
+            tokens: self.facts.prompt_tokens,
+        }
+    }
+
+    /// Every worker as a plan sees it, used for nothing.
+    fn standing<'a>(&'a self, view: &'a WorkerView) -> Standing<'a> {
+        Standing {
+            worker: view.worker.books(),
+            duty: Duty::default(),
+            limits: view.limits(),
+            cached: self.prediction.cached(view.id()).planned(),
+            place: view.place(),
+        }
+    }
+
+    /// What each worker may do for the request.
+    fn duties(&self, force: Force) -> Vec<Duty> {
+        let workers = &self.snapshot.workers;
+        let may_serve = |view: &WorkerView| may_serve(view, self.facts);
+        let warm = self
+            .lessons
+            .warm
+            .as_ref()
+            .and_then(|id| self.snapshot.place_of(id));
+        if let Some(warm) = warm.filter(|at| may_serve(&workers[*at])) {
+            let local = |at| Duty {
+                local: at == warm,
+                ..Duty::default()
+            };
+            return (0..workers.len()).map(local).collect();
+        }
+        let splits =
+            self.facts.local.is_none() && force != Force::Local && !self.lessons.local_only;
+        // A prefill worker serves whole requests only when nobody else can: that is what it was set apart for.
+        let set_apart = |view: &WorkerView| view.role() == Role::Prefill;
+        let others = workers
             .iter()
-            .filter(|candidate| !failed(candidate))
-            .collect(),
-        candidates.iter().collect(),
-    ];
-    let best = pools.iter().find_map(|pool| cheapest(pool));
-    best.ok_or_else(|| nobody(snapshot, facts, force))
+            .any(|view| may_serve(view) && !set_apart(view));
+        let duty = |view: &WorkerView| Duty {
+            prefill: splits && view.role().prefills(),
+            decode: splits && view.role().decodes(),
+            local: !(others && set_apart(view)),
+        };
+        let duties = workers.iter();
+        duties
+            .map(|view| {
+                if may_serve(view) {
+                    duty(view)
+                } else {
+                    Duty::default()
+                }
+            })
+            .collect()
+    }
+
+    fn is_spared(&self, view: &WorkerView, spare: Spare) -> bool {
+        let failed = || self.lessons.failed.contains(view.id());
+        match spare {
+            Spare::Avoided => failed() || view.worker.avoided(),
+            Spare::Failed => failed(),
+            Spare::Nobody => false,
+        }
+    }
+
+    fn standings(&self, duties: &[Duty], spare: Spare) -> Vec<Standing<'_>> {
+        let workers = self.snapshot.workers.iter().zip(duties);
+        let standings = workers.map(|(view, duty)| {
+            let mut standing = self.standing(view);
+            if !self.is_spared(view, spare) {
+                standing.duty = *duty;
+            }
+            standing
+        });
+        standings.collect()
+    }
+
+    fn plan(&self, choice: Choice) -> Chosen {
+        let Choice { candidate, others } = choice;
+        let worker = |at: usize| Arc::clone(&self.snapshot.workers[at].worker);
+        let plan = match candidate.plan {
+            baton_planner::Plan::Local { worker: at } => Plan::Local { worker: worker(at) },
+            baton_planner::Plan::Split { prefill, decode } => Plan::Split {
+                prefill: worker(prefill),
+                decode: worker(decode),
+            },
+        };
+        Chosen {
+            plan,
+            cost: candidate.cost,
+            candidate,
+            others,
+        }
+    }
 }
 
-/// All plans that are possible now.
-pub fn candidates(
-    snapshot: &Snapshot,
-    facts: &Facts,
-    prediction: &Prediction,
-    force: Force,
-    lessons: &Lessons,
-) -> Vec<Candidate> {
-    let ready: Vec<&WorkerView> = snapshot
-        .workers
-        .iter()
-        .filter(|worker| may_serve(worker, facts))
-        .collect();
-    if let Some(warm) = lessons
-        .warm
-        .as_ref()
-        .and_then(|id| ready.iter().find(|worker| worker.id() == id))
-    {
-        return vec![local(warm, facts, prediction)];
+impl Plan {
+    /// The word in metrics and headers.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Local { .. } => "local",
+            Self::Split { .. } => "split",
+        }
     }
-    let splits = facts.local.is_none() && force != Force::Local && !lessons.local_only;
-    let mut candidates = Vec::new();
-    if splits {
-        let pairs = pairs(snapshot, &ready);
-        candidates.extend(pairs.map(|(prefill, decode)| split(prefill, decode, facts, prediction)));
-    }
-    // A request whose split failed must not fail for want of another pair.
-    let may_fall_back = candidates.is_empty() && !lessons.failed.is_empty();
-    if force == Force::Split && splits && !may_fall_back {
-        return candidates;
-    }
-    // A prefill worker serves whole requests only when nobody else can: that is what it was set apart for.
-    let set_apart = |worker: &WorkerView| worker.role() == Role::Prefill;
-    let others_exist = ready.iter().any(|worker| !set_apart(worker));
-    let locals = ready
-        .iter()
-        .filter(|worker| !(others_exist && set_apart(worker)));
-    candidates.extend(locals.map(|worker| local(worker, facts, prediction)));
-    candidates
 }
 
-/// Another decode worker for KV that `prefill` holds.
-pub fn another_decode(
-    snapshot: &Snapshot,
-    facts: &Facts,
-    prediction: &Prediction,
-    prefill: &WorkerId,
-    tried: &[WorkerId],
-) -> Option<Arc<Worker>> {
-    let holder = snapshot
-        .workers
-        .iter()
-        .find(|worker| worker.id() == prefill)?;
-    let able = |worker: &&WorkerView| {
-        may_serve(worker, facts)
-            && worker.role().decodes()
-            && worker.id() != prefill
-            && !tried.contains(worker.id())
-            && snapshot.obstacle(holder, worker).is_none()
-    };
-    let candidates: Vec<Candidate> = snapshot
-        .workers
-        .iter()
-        .filter(able)
-        .map(|decode| split(holder, decode, facts, prediction))
-        .collect();
-    match cheapest(&candidates.iter().collect::<Vec<_>>())?.plan {
-        Plan::Split { decode, .. } => Some(decode),
-        Plan::Local { .. } => None,
+impl Planning {
+    /// As the flags say.
+    pub fn new(args: &RouterArgs) -> Self {
+        Self {
+            planner: Arc::new(Planner {
+                topology: args.topology.topology(),
+                ..Planner::default()
+            }),
+            clock: Clock::default(),
+            policy: args.policy.into(),
+            force: args.force,
+            turn: Turn::default(),
+            decisions: Decisions::default(),
+        }
+    }
+
+    /// The plan for a request.
+    pub fn plan(&self, question: &Question<'_>) -> Result<Chosen, Error> {
+        // Where splitting is forced, a request whose split failed must not fail for want of another pair.
+        let forced = self.force == Force::Split && question.facts.local.is_none();
+        if forced && !question.lessons.local_only && question.lessons.warm.is_none() {
+            let mut duties = question.duties(self.force);
+            for duty in &mut duties {
+                duty.local = false;
+            }
+            let chosen = self.of_duties(question, &duties);
+            if chosen.is_ok() || question.lessons.failed.is_empty() {
+                return chosen;
+            }
+        }
+        self.of_duties(question, &question.duties(self.force))
+    }
+
+    fn of_duties(&self, question: &Question<'_>, duties: &[Duty]) -> Result<Chosen, Error> {
+        let mut too_long = false;
+        for spare in [Spare::Avoided, Spare::Failed, Spare::Nobody] {
+            let workers = question.standings(duties, spare);
+            match self.choose(question, &workers) {
+                Ok(choice) => return Ok(question.plan(choice)),
+                Err(refusal) => too_long = refusal == Refusal::TooLong,
+            }
+        }
+        if too_long {
+            // It is for an engine to say so, in its own words.
+            let mut workers = question.standings(duties, Spare::Nobody);
+            for worker in &mut workers {
+                worker.limits = Limits::default();
+            }
+            if let Ok(choice) = self.choose(question, &workers) {
+                return Ok(question.plan(choice));
+            }
+        }
+        Err(nobody(question, self.force))
+    }
+
+    fn choose(&self, question: &Question<'_>, workers: &[Standing<'_>]) -> Result<Choice, Refusal> {
+        let (ask, now) = (question.ask(), self.clock.now());
+        let pairing = |prefill, decode| question.snapshot.fits(prefill, decode);
+        let rng = &mut rand::rng();
+        if self.policy == Policy::Cost {
+            return self.planner.cheapest(ask, workers, &pairing, now, rng);
+        }
+        let mut plans = self.planner.plans(ask, workers, &pairing, now);
+        // These policies know no reason to serve on one worker what two can serve.
+        let splits =
+            |candidate: &Candidate| matches!(candidate.plan, baton_planner::Plan::Split { .. });
+        if plans.iter().any(splits) {
+            plans.retain(splits);
+        }
+        let chosen = self.policy.choose(&plans, workers, &self.turn, now, rng);
+        let others = Vec::new();
+        chosen
+            .map(|candidate| Choice { candidate, others })
+            .ok_or(Refusal::Nobody)
+    }
+
+    /// Another decode worker for KV that `prefill` holds.
+    pub fn another_decode(
+        &self,
+        question: &Question<'_>,
+        prefill: &WorkerId,
+        tried: &[WorkerId],
+    ) -> Option<Arc<Worker>> {
+        let holder = question.snapshot.place_of(prefill)?;
+        let duty = |(at, view): (usize, &WorkerView)| {
+            let decodes = view.role().decodes() && !tried.contains(view.id());
+            Duty {
+                prefill: at == holder,
+                decode: at != holder && decodes && may_serve(view, question.facts),
+                local: false,
+            }
+        };
+        let workers = question.snapshot.workers.iter().enumerate();
+        let duties: Vec<Duty> = workers.map(duty).collect();
+        let standings = question.standings(&duties, Spare::Nobody);
+        match question.plan(self.choose(question, &standings).ok()?).plan {
+            Plan::Split { decode, .. } => Some(decode),
+            Plan::Local { .. } => None,
+        }
+    }
+
+    /// Decode is about to fetch what it lacks of the prompt's KV.
+    pub fn begin_transfer(
+        &self,
+        question: &Question<'_>,
+        booked: &mut Booked,
+        from: &WorkerId,
+        to: &WorkerId,
+    ) -> Option<Transit> {
+        let standing = |id| {
+            let at = question.snapshot.place_of(id)?;
+            Some(question.standing(&question.snapshot.workers[at]))
+        };
+        let (from, to) = (standing(from)?, standing(to)?);
+        let bytes = Planner::moved_bytes(question.ask(), &to);
+        let now = self.clock.now();
+        Some(self.planner.begin_transfer(booked, &from, &to, bytes, now))
+    }
+
+    /// What of a request a worker has to compute.
+    pub fn work(&self, question: &Question<'_>, worker: &WorkerId) -> Work {
+        let tokens = question.facts.prompt_tokens;
+        match question.snapshot.place_of(worker) {
+            Some(at) => {
+                let standing = question.standing(&question.snapshot.workers[at]);
+                self.planner.work(question.ask(), &standing)
+            }
+            None => Work { tokens, cached: 0 },
+        }
     }
 }
 
@@ -205,64 +352,21 @@ fn may_serve(worker: &WorkerView, facts: &Facts) -> bool {
     worker.state() == WorkerState::Ready && model && worker.role() != Role::Unknown
 }
 
-/// Pairs that can hand over.
-pub fn pairs<'a>(
-    snapshot: &'a Snapshot,
-    ready: &'a [&'a WorkerView],
-) -> impl Iterator<Item = (&'a WorkerView, &'a WorkerView)> {
-    let of_role = |able: fn(Role) -> bool| {
-        ready
-            .iter()
-            .copied()
-            .filter(move |worker| able(worker.role()))
-    };
-    of_role(Role::prefills)
-        .flat_map(move |prefill| of_role(Role::decodes).map(move |decode| (prefill, decode)))
-        .filter(|(prefill, decode)| {
-            prefill.id() != decode.id() && snapshot.obstacle(prefill, decode).is_none()
+/// Places of ready workers that can hand over, prefill first.
+pub fn pairs(snapshot: &Snapshot) -> impl Iterator<Item = (usize, usize)> {
+    let ready = |able: fn(Role) -> bool| {
+        let workers = snapshot.workers.iter().enumerate();
+        workers.filter_map(move |(at, worker)| {
+            (worker.state() == WorkerState::Ready && able(worker.role())).then_some(at)
         })
-}
-
-fn local(worker: &WorkerView, facts: &Facts, prediction: &Prediction) -> Candidate {
-    Candidate {
-        cost: cost::local(worker, facts, prediction),
-        plan: Plan::Local {
-            worker: Arc::clone(&worker.worker),
-        },
-    }
-}
-
-fn split(
-    prefill: &WorkerView,
-    decode: &WorkerView,
-    facts: &Facts,
-    prediction: &Prediction,
-) -> Candidate {
-    let plan = Plan::Split {
-        prefill: Arc::clone(&prefill.worker),
-        decode: Arc::clone(&decode.worker),
     };
-    Candidate {
-        cost: cost::split(prefill, decode, facts, prediction),
-        plan,
-    }
+    ready(Role::prefills)
+        .flat_map(move |prefill| ready(Role::decodes).map(move |decode| (prefill, decode)))
+        .filter(|(prefill, decode)| prefill != decode && snapshot.fits(*prefill, *decode))
 }
 
-/// The cheapest, by chance among equals: always taking the first would pile work on one worker.
-fn cheapest(candidates: &[&Candidate]) -> Option<Candidate> {
-    let best = candidates
-        .iter()
-        .map(|candidate| candidate.cost.total())
-        .min_by(f64::total_cmp)?;
-    let equals = candidates
-        .iter()
-        .filter(|candidate| candidate.cost.total() <= best * 1.001);
-    equals
-        .choose(&mut rand::rng())
-        .map(|candidate| (*candidate).clone())
-}
-
-fn nobody(snapshot: &Snapshot, facts: &Facts, force: Force) -> Error {
+fn nobody(question: &Question<'_>, force: Force) -> Error {
+    let (snapshot, facts) = (question.snapshot, question.facts);
     if let Some(model) = facts
         .model
         .as_deref()
@@ -293,33 +397,11 @@ fn nobody(snapshot: &Snapshot, facts: &Facts, force: Force) -> Error {
     Error::new(ErrorKind::NoWorker, Source::Router, Stage::Plan, message).retry(Retry::Safe)
 }
 
-/// A dry run: all candidates with their costs, the cheapest first. Nothing is reserved.
-pub fn explain(snapshot: &Snapshot, facts: &Facts, prediction: &Prediction, force: Force) -> Value {
-    let lessons = Lessons::default();
-    let chosen = plan(snapshot, facts, prediction, force, &lessons);
-    let mut all = candidates(snapshot, facts, prediction, force, &lessons);
-    all.sort_by(|one, other| one.cost.total().total_cmp(&other.cost.total()));
-    let shown = |candidate: &Candidate| {
-        let mut value = candidate.plan.shown();
-        value["seconds"] = candidate.cost.shown();
-        value["cached"] = candidate.plan.cached(prediction);
-        value
-    };
-    json!({
-        "request": crate::prefill::bypass::shown(facts),
-        "chosen": chosen.as_ref().map_or(Value::Null, shown),
-        "refused": chosen.err().map(|error| error.message),
-        "candidates": all.iter().map(shown).collect::<Vec<_>>(),
-    })
-}
-
-/// Prompt tokens that a worker would have to compute.
-pub fn uncached(facts: &Facts, prediction: &Prediction, worker: &WorkerId) -> u64 {
-    cost::uncached(facts, prediction.cached(worker))
-}
-
 /// A pause that grows with each attempt, never the same for two requests.
 pub fn back_off(attempt: u32) -> std::time::Duration {
     let longest = 0.02 * 2f64.powi(i32::try_from(attempt.min(6)).unwrap_or(6));
     std::time::Duration::from_secs_f64(rand::rng().random_range(0.0..longest))
 }
+
+#[cfg(test)]
+mod tests;

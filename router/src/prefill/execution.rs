@@ -10,9 +10,8 @@ use tokio::time::Instant;
 use super::machine::{Decision, Machine};
 use crate::calls::{FrameStream, ReleaseOnDrop};
 use crate::fleet::{Reservation, Worker};
-use crate::planner;
-use crate::serve::{Attempt, fresh_id};
-use crate::view::{Prediction, Proof};
+use crate::serve::{Attempt, Planned, fresh_id};
+use crate::view::Proof;
 
 /// What a prefill leg came to.
 pub enum Prefill {
@@ -55,12 +54,11 @@ pub async fn prefill(
     attempt: &Attempt<'_>,
     prefill: &Arc<Worker>,
     decode: &Worker,
-    prediction: &Prediction,
+    planned: &Planned,
 ) -> Result<Prefill, Error> {
     let router = attempt.router;
-    let tokens = planner::uncached(attempt.facts, prediction, prefill.id());
-    let mut reservation = Reservation::new(prefill, tokens, prediction);
-    let mut proof = attempt.proof(prediction, prefill);
+    let mut reservation = attempt.reserve(planned, prefill, true);
+    let mut proof = attempt.proof(planned, prefill);
     let ticket = fresh_id();
     let release = ReleaseOnDrop::new(&router.calls, prefill, &ticket);
     let call = PrefillCall {
@@ -87,6 +85,7 @@ pub async fn prefill(
     match followed {
         Ok(Followed::Ticket(ticket, rest)) => {
             reservation.prefilled();
+            reservation.booked().held();
             let held = Held {
                 ticket: *ticket,
                 since: Instant::now(),

@@ -14,9 +14,7 @@ use futures_util::future::{Either, select};
 use super::execution::Held;
 use crate::calls::{FrameStream, LegAnswer};
 use crate::fleet::{Reservation, Worker};
-use crate::planner;
-use crate::serve::{Attempt, fresh_id};
-use crate::view::Prediction;
+use crate::serve::{Attempt, NO_LESSONS, Planned, fresh_id};
 
 /// Decode workers that one ticket may be claimed for, the first included.
 const MOST_CLAIMS: usize = 3;
@@ -38,14 +36,15 @@ pub async fn decode(
     attempt: &Attempt<'_>,
     mut held: Box<Held>,
     decode: Arc<Worker>,
-    prediction: &Prediction,
+    planned: &Planned,
 ) -> Result<Decoded, Error> {
     let mut decode = decode;
     let mut tried = vec![decode.id().clone()];
     loop {
-        let reservation = Reservation::new(&decode, 0, prediction);
+        let mut reservation = attempt.reserve(planned, &decode, false);
         let rest = held.rest.take();
-        let (answer, usage) = beside(ask(attempt, &held, &decode), rest).await;
+        let fetched = fetch(attempt, &held, &decode, planned, &mut reservation);
+        let (answer, usage) = beside(fetched, rest).await;
         if let Some(cached) = usage.and_then(|usage| usage.cached_tokens) {
             held.proof.reported(cached.into());
         }
@@ -60,13 +59,9 @@ pub async fn decode(
         // The engine has not seen the ticket: another decode worker may have it.
         note_failure(attempt, &held, &decode, &error);
         let snapshot = attempt.router.fleet.snapshot();
-        let Some(other) = planner::another_decode(
-            &snapshot,
-            attempt.facts,
-            prediction,
-            held.worker.id(),
-            &tried,
-        ) else {
+        let question = attempt.question(&snapshot, &planned.prediction, &NO_LESSONS);
+        let planning = &attempt.router.planning;
+        let Some(other) = planning.another_decode(&question, held.worker.id(), &tried) else {
             return give_up(attempt, *held, &decode, error).await;
         };
         match attempt
@@ -101,6 +96,33 @@ async fn beside<T>(
         }
         Either::Right((_, asked)) => (asked.await, None),
     }
+}
+
+/// Has the prompt's KV fetched and decoded, and learns of the link between the two workers how long that took.
+async fn fetch(
+    attempt: &Attempt<'_>,
+    held: &Held,
+    decode: &Worker,
+    planned: &Planned,
+    reservation: &mut Reservation,
+) -> Result<LegAnswer, Error> {
+    let planning = &attempt.router.planning;
+    let transit = {
+        let snapshot = attempt.router.fleet.snapshot();
+        let question = attempt.question(&snapshot, &planned.prediction, &NO_LESSONS);
+        let booked = reservation.booked();
+        planning.begin_transfer(&question, booked, held.worker.id(), decode.id())
+    };
+    let answer = ask(attempt, held, decode).await;
+    reservation.booked().arrived();
+    if let (Ok(answer), Some(transit)) = (&answer, transit)
+        && answer.status().is_success()
+    {
+        planning
+            .planner
+            .end_transfer(&transit, planning.clock.now());
+    }
+    answer
 }
 
 async fn ask(attempt: &Attempt<'_>, held: &Held, decode: &Worker) -> Result<LegAnswer, Error> {

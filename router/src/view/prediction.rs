@@ -44,6 +44,8 @@ impl Basis {
 pub struct Cached {
     /// Tokens that are there.
     pub known: u64,
+    /// Of these, how many are below the device's memory.
+    pub lower: u64,
     /// Further tokens that may be there.
     pub likely: u64,
     /// What this rests on.
@@ -51,6 +53,15 @@ pub struct Cached {
 }
 
 impl Cached {
+    /// As plans need it.
+    pub fn planned(&self) -> baton_planner::Cached {
+        baton_planner::Cached {
+            known: self.known,
+            lower: self.lower,
+            likely: self.likely,
+        }
+    }
+
     /// In JSON.
     pub fn shown(&self) -> Value {
         json!({"tokens": self.known, "likely_tokens": self.likely, "basis": self.basis.word()})
@@ -64,6 +75,7 @@ impl fmt::Display for Cached {
             known,
             likely,
             basis,
+            ..
         } = self;
         match basis {
             Basis::Unknown => Ok(()),
@@ -85,28 +97,32 @@ struct Forecast {
     comparable: bool,
 }
 
-/// How much of one prompt each worker has.
+/// How much of one prompt each worker has, in the order of their ids.
 #[derive(Debug, Clone, Default)]
-pub struct Prediction(HashMap<WorkerId, Forecast>);
+pub struct Prediction(Vec<(WorkerId, Forecast)>);
 
 impl Prediction {
     /// What a worker has; nothing if that is not known.
     pub fn cached(&self, worker: &WorkerId) -> Cached {
-        self.0
-            .get(worker)
+        self.forecast(worker)
             .map_or_else(Cached::default, |forecast| forecast.cached)
+    }
+
+    fn forecast(&self, worker: &WorkerId) -> Option<&Forecast> {
+        let at = self.0.binary_search_by(|(id, _)| id.cmp(worker)).ok()?;
+        Some(&self.0[at].1)
     }
 
     /// What the engine must report, if that can be told.
     pub fn exact(&self, worker: &WorkerId) -> Option<u64> {
-        let forecast = self.0.get(worker)?;
+        let forecast = self.forecast(worker)?;
         let exact = forecast.comparable && forecast.cached.basis == Basis::Exact;
         exact.then_some(forecast.cached.known)
     }
 
     /// The prompt's blocks, as this worker names them.
     pub fn blocks(&self, worker: &Worker) -> Option<&Arc<[u64]>> {
-        self.0.get(worker.id()).map(|forecast| &forecast.blocks)
+        self.forecast(worker.id()).map(|forecast| &forecast.blocks)
     }
 }
 
@@ -115,7 +131,15 @@ struct Chain {
     naming: Naming,
     blocks: Arc<[u64]>,
     usable: u64,
-    held: HashMap<Target, u64>,
+    held: HashMap<Target, Blocks>,
+}
+
+/// How many of a prompt's first blocks a target holds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Blocks {
+    all: u64,
+    /// Those that the device's memory has not.
+    lower: u64,
 }
 
 /// How much of `prompt`, to `model`, each worker has.
@@ -131,7 +155,7 @@ pub fn predict(
     // A fleet has few models and block sizes: each chain is hashed and looked up once.
     let mut chains: Vec<Chain> = Vec::new();
     let mut found = Found::new();
-    let mut forecasts = HashMap::with_capacity(snapshot.workers.len());
+    let mut forecasts = Vec::with_capacity(snapshot.workers.len());
     for worker in &snapshot.workers {
         let Some(naming) = naming(worker, model, prompt) else {
             continue;
@@ -147,7 +171,7 @@ pub fn predict(
             blocks: Arc::clone(&chain.blocks),
             comparable: prompt.is_single(),
         };
-        forecasts.insert(worker.id().clone(), forecast);
+        forecasts.push((worker.id().clone(), forecast));
     }
     Prediction(forecasts)
 }
@@ -166,7 +190,11 @@ impl Chain {
         let blocks: Arc<[u64]> = prompt.blocks(naming).into();
         index.find(&blocks, found);
         let held = found.matches().iter();
-        let held = held.map(|held| (held.target, u64::from(held.blocks())));
+        let held = held.map(|held| {
+            let all = u64::from(held.blocks());
+            let lower = all - u64::from(held.by_tier[0]);
+            (held.target, Blocks { all, lower })
+        });
         Self {
             naming,
             usable: prompt.usable(naming),
@@ -186,18 +214,19 @@ impl Chain {
                 Basis::Unknown
             };
             return Cached {
-                known: 0,
                 likely: expected,
                 basis,
+                ..Cached::default()
             };
         }
         let of_rank = ranks.iter().map(|rank| {
             let held = self.held.get(&rank.target.target());
-            tokens(held.copied().unwrap_or(0))
+            held.copied().unwrap_or_default()
         });
         // The engine chooses the rank: it has for sure what all of them have.
-        let (least, most) = of_rank.fold((u64::MAX, 0), |(least, most), held| {
-            (least.min(held), most.max(held))
+        let (least, most, lower) = of_rank.fold((u64::MAX, 0, 0), |(least, most, lower), held| {
+            let all = tokens(held.all);
+            (least.min(all), most.max(all), tokens(held.lower).max(lower))
         });
         if !worker.is_exactly_known() {
             let basis = if expected > least {
@@ -206,9 +235,9 @@ impl Chain {
                 Basis::Uncertain
             };
             return Cached {
-                known: 0,
                 likely: least.max(expected),
                 basis,
+                ..Cached::default()
             };
         }
         let basis = match (expected > least, least == most) {
@@ -218,6 +247,7 @@ impl Chain {
         };
         Cached {
             known: least,
+            lower: lower.min(least),
             likely: expected.saturating_sub(least),
             basis,
         }

@@ -1,10 +1,14 @@
 //! The view proves itself: what was predicted to be cached against what the engine reports.
 
+use std::sync::Arc;
+
 use baton_daemon::http::sse;
 use baton_daemon::metrics::Counter;
 use baton_proto::json::RawObject;
 use memchr::memmem;
 use serde::Deserialize;
+
+use crate::planner::Decision;
 
 /// Counts of all comparisons.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +28,7 @@ pub struct Proofs {
 pub struct Proof {
     proofs: Proofs,
     predicted: Option<u64>,
+    decision: Arc<Decision>,
 }
 
 #[derive(Deserialize)]
@@ -38,10 +43,11 @@ struct Details {
 
 impl Proof {
     /// Without a prediction, nothing is looked at and nothing is counted.
-    pub fn new(proofs: &Proofs, predicted: Option<u64>) -> Self {
+    pub fn new(proofs: &Proofs, predicted: Option<u64>, decision: Arc<Decision>) -> Self {
         Self {
             proofs: proofs.clone(),
             predicted,
+            decision,
         }
     }
 
@@ -50,6 +56,7 @@ impl Proof {
         let Some(predicted) = self.predicted.take() else {
             return;
         };
+        self.decision.came(|outcome| outcome.cached = Some(cached));
         self.proofs.requests.inc();
         self.proofs.predicted.inc_by(predicted);
         self.proofs.reported.inc_by(cached);
@@ -104,6 +111,10 @@ mod tests {
         all.map(Counter::get)
     }
 
+    fn proving(proofs: &Proofs, predicted: Option<u64>) -> Proof {
+        Proof::new(proofs, predicted, Arc::default())
+    }
+
     const USAGE: &str =
         r#""usage":{"prompt_tokens":40,"prompt_tokens_details":{"cached_tokens":32}}"#;
 
@@ -111,20 +122,20 @@ mod tests {
     fn whole_answers_are_compared_once() {
         let proofs = Proofs::default();
         let answer = format!(r#"{{"choices":[{{"text":"\"cached_tokens\""}}],{USAGE}}}"#);
-        let mut proof = Proof::new(&proofs, Some(32));
+        let mut proof = proving(&proofs, Some(32));
         proof.look_into_answer(answer.as_bytes());
         proof.look_into_answer(answer.as_bytes());
         assert_eq!(counts(&proofs), [1, 32, 32, 0]);
-        Proof::new(&proofs, Some(16)).look_into_answer(answer.as_bytes());
+        proving(&proofs, Some(16)).look_into_answer(answer.as_bytes());
         assert_eq!(counts(&proofs), [2, 48, 64, 1]);
-        Proof::new(&proofs, None).look_into_answer(answer.as_bytes());
+        proving(&proofs, None).look_into_answer(answer.as_bytes());
         assert_eq!(counts(&proofs), [2, 48, 64, 1]);
     }
 
     #[test]
     fn the_usage_of_a_stream_is_found_among_its_events() {
         let proofs = Proofs::default();
-        let mut proof = Proof::new(&proofs, Some(32));
+        let mut proof = proving(&proofs, Some(32));
         proof.look_into_events(
             b"data: {\"choices\":[{\"text\":\"\\\"cached_tokens\\\"\"}],\"usage\":null}\n\n",
         );
@@ -139,7 +150,7 @@ mod tests {
     #[test]
     fn an_engine_that_does_not_report_is_not_compared() {
         let proofs = Proofs::default();
-        let mut proof = Proof::new(&proofs, Some(32));
+        let mut proof = proving(&proofs, Some(32));
         for silent in [
             r#"{"usage":{"prompt_tokens":9}}"#,
             r#"{"usage":{"prompt_tokens_details":null,"x":"cached_tokens"}}"#,

@@ -69,7 +69,7 @@ async fn bench() -> Bench {
     metrics.register(&mut registry);
     let token = FleetToken::new("a-token-for-tests").unwrap();
     Bench {
-        fleet: Fleet::new(Calls::new(&token), metrics, TTL),
+        fleet: Fleet::new(Calls::new(&token), metrics, Arc::default(), TTL),
         registry,
         address,
         streams: Mutex::new(streams),

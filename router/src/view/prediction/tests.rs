@@ -48,6 +48,7 @@ fn a_prediction_is_told_behind_the_plan() {
 fn cached(known: u64, likely: u64, basis: Basis) -> Cached {
     Cached {
         known,
+        lower: 0,
         likely,
         basis,
     }

@@ -1,0 +1,104 @@
+//! The last decisions, for operators who ask why a request went where it went.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use baton_planner::Cost;
+use serde_json::{Value, json};
+
+use super::explain::{lost_by, shown_cost};
+use super::{Chosen, Question};
+use crate::prefill::bypass;
+
+/// Decisions that are kept.
+const KEPT: usize = 256;
+
+/// What came of a decision.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    /// Seconds from arrival to the first token, or to the whole answer.
+    pub first_token: Option<f64>,
+    /// Tokens that the engine says were cached.
+    pub cached: Option<u64>,
+    /// Why it failed.
+    pub failed: Option<String>,
+}
+
+/// One decision. Its outcome is filled in as it becomes known.
+#[derive(Debug, Default)]
+pub struct Decision {
+    at: f64,
+    trace: String,
+    request: Value,
+    chosen: Value,
+    cost: Cost,
+    others: Vec<Value>,
+    outcome: Mutex<Outcome>,
+}
+
+impl Decision {
+    /// Takes note of what came of it.
+    pub fn came(&self, note: impl FnOnce(&mut Outcome)) {
+        note(&mut self.outcome.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn shown(&self, now: f64) -> Value {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        json!({
+            "seconds_ago": now - self.at,
+            "trace": self.trace,
+            "request": self.request,
+            "chosen": self.chosen,
+            "predicted": shown_cost(&self.cost),
+            "others": self.others,
+            "first_token": outcome.first_token,
+            "reported_cached_tokens": outcome.cached,
+            "failed": outcome.failed,
+        })
+    }
+}
+
+/// The last decisions.
+#[derive(Debug, Default)]
+pub struct Decisions(Mutex<VecDeque<Arc<Decision>>>);
+
+impl Decisions {
+    /// Writes one down.
+    pub fn note(
+        &self,
+        question: &Question<'_>,
+        chosen: &Chosen,
+        trace: String,
+        at: f64,
+    ) -> Arc<Decision> {
+        let others = chosen.others.iter().map(|other| {
+            let mut shown = question.shown_plan(other.plan);
+            shown["lost_by"] = lost_by(&other.cost, &chosen.cost);
+            shown
+        });
+        let decision = Arc::new(Decision {
+            at,
+            trace,
+            request: bypass::shown(question.facts),
+            chosen: question.shown_plan(chosen.candidate.plan),
+            cost: chosen.cost,
+            others: others.collect(),
+            outcome: Mutex::default(),
+        });
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(Arc::clone(&decision));
+        decision
+    }
+
+    /// All that are kept, the latest first.
+    pub fn shown(&self, now: f64) -> Value {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter()
+            .rev()
+            .map(|decision| decision.shown(now))
+            .collect()
+    }
+}
