@@ -118,7 +118,7 @@ struct Foreign {
 }
 
 impl Book {
-    fn queued_tokens(&self) -> u64 {
+    pub(crate) fn queued_tokens(&self) -> u64 {
         self.queue.iter().map(|queued| queued.work.tokens).sum()
     }
 

@@ -115,6 +115,8 @@ pub enum Refusal {
 /// Weights of a cost's parts that no measurement gives.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tuning {
+    /// What a token is worth that a request before this one is about to compute.
+    pub expected: f64,
     /// What a token is worth that is likely to be cached and not known to be.
     pub likely: f64,
     /// What a cached token costs, of one that is not, if it is below the device's memory.
@@ -132,6 +134,7 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
+            expected: 0.95,
             likely: 0.5,
             lower_tier: 0.25,
             interference: 0.02,

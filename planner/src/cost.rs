@@ -14,6 +14,8 @@ pub struct Cached {
     pub known: u64,
     /// Of these, how many are not in the device's memory but below it.
     pub lower: u64,
+    /// Further tokens that will be there when requests are done that came before.
+    pub expected: u64,
     /// Further tokens that may be there.
     pub likely: u64,
 }
@@ -50,6 +52,7 @@ impl Cost {
 /// What of a request a worker has to compute.
 pub(crate) fn work(ask: Ask, cached: Cached, tuning: &Tuning) -> Work {
     let saved = to_f64(cached.known) - to_f64(cached.lower) * tuning.lower_tier
+        + to_f64(cached.expected) * tuning.expected
         + to_f64(cached.likely) * tuning.likely;
     #[expect(
         clippy::cast_possible_truncation,

@@ -47,7 +47,11 @@ pub(crate) struct State {
 pub struct Figures {
     /// Seconds until a prompt that comes now is begun.
     pub waiting: f64,
-    /// Sequences that it has.
+    /// Sequences that it was given here and has not finished.
+    pub own_sequences: u32,
+    /// Prompt tokens of these that it has not computed.
+    pub own_queued_tokens: u64,
+    /// Sequences that it has, those that others gave it included.
     pub sequences: u32,
     /// Tokens of KV that they use.
     pub kv_tokens: u64,
@@ -153,6 +157,8 @@ impl Worker {
         let book = &state.book;
         Figures {
             waiting: book.waiting(&state.prefill, now),
+            own_sequences: book.sequences,
+            own_queued_tokens: book.queued_tokens(),
             sequences: book.all_sequences(),
             kv_tokens: book.all_kv_tokens(),
             step: state.step.seconds(step(book, 1)),

@@ -110,6 +110,10 @@ fn worker(view: &WorkerView, now: f64) -> Value {
         "avoided": view.worker.avoided(),
         "role": view.info().map(|info| info.role),
         "incarnation": view.incarnation(),
+        "reserved": {
+            "requests": figures.own_sequences,
+            "prompt_tokens": figures.own_queued_tokens,
+        },
         "planned": {
             "waiting_seconds": figures.waiting,
             "sequences": figures.sequences,

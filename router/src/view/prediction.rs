@@ -55,10 +55,15 @@ pub struct Cached {
 impl Cached {
     /// As plans need it.
     pub fn planned(&self) -> baton_planner::Cached {
+        let (expected, likely) = match self.basis {
+            Basis::Expected => (self.likely, 0),
+            _ => (0, self.likely),
+        };
         baton_planner::Cached {
             known: self.known,
             lower: self.lower,
-            likely: self.likely,
+            expected,
+            likely,
         }
     }
 
