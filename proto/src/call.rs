@@ -27,6 +27,10 @@ pub mod path {
     pub const QUARANTINE: &str = "/baton/v1/quarantine";
     /// POST: take no new work.
     pub const DRAIN: &str = "/baton/v1/drain";
+    /// GET: the files that decide a prompt's tokens ([`crate::model::ModelFiles`]).
+    pub const MODEL_FILES: &str = "/baton/v1/model/files";
+    /// POST: the tokens that the engine makes of a client's request, whose body this is ([`crate::model::Tokens`]).
+    pub const TOKENIZE: &str = "/baton/v1/model/tokenize";
     /// POST on a router: registration of a sidecar.
     pub const REGISTER: &str = "/baton/v1/register";
 }

@@ -20,6 +20,7 @@ pub mod hash;
 pub mod id;
 pub mod json;
 pub mod load;
+pub mod model;
 pub mod request;
 pub mod route;
 pub mod ticket;

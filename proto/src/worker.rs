@@ -118,7 +118,7 @@ pub struct WorkerInfo {
     pub max_batched_tokens: Option<u32>,
     /// Longest sequence in tokens.
     pub context_length: Option<u32>,
-    /// Digest of the tokenizer's files.
+    /// Digest of all that decides a prompt's tokens ([`crate::model::ModelFiles::digest`]), if the sidecar has these files.
     pub tokenizer_digest: Option<String>,
     /// Digest of the chat template.
     pub chat_template_digest: Option<String>,

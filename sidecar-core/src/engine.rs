@@ -1,10 +1,12 @@
 //! What a sidecar needs of an engine: one trait, implemented once per engine kind.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::call::PrefillUsage;
 use baton_proto::load::LoadReport;
+use baton_proto::model::ModelFiles;
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::WorkerInfo;
@@ -107,6 +109,12 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Has the engine forget its KV cache, but for what requests use.
     fn reset_cache(&self) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// The files that decide a prompt's tokens, of the engine's present life; nothing if they are not to be had.
+    fn model_files(&self) -> Option<Arc<ModelFiles>>;
+
+    /// The tokens that the engine makes of a request.
+    fn tokenize(&self, request: &str) -> impl Future<Output = Result<Vec<u32>, Error>> + Send;
 
     /// How busy the engine says it is. The sequence number is filled in by the caller.
     fn load(&self) -> impl Future<Output = Result<LoadReport, Error>> + Send;

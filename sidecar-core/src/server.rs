@@ -8,6 +8,7 @@ use baton_daemon::http::{
 };
 use baton_daemon::metrics::Registry;
 use baton_proto::call::{Claim, path};
+use baton_proto::model::Tokens;
 use baton_proto::watch::SidecarState;
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage, TicketId, frame};
 use http::header::AUTHORIZATION;
@@ -22,6 +23,12 @@ use crate::watch;
 
 /// Longest the engine may take to show which life it is in, when a handoff is settled.
 const CONFIRM_TIME: Duration = Duration::from_secs(2);
+
+/// Largest request that the engine is asked to tokenize.
+const MOST_TOKENIZED: usize = 4 << 20;
+
+/// Longest that reading such a request may take.
+const TOKENIZE_TIME: Duration = Duration::from_secs(5);
 
 /// Answers a sidecar's requests.
 pub struct Surface<E> {
@@ -45,7 +52,7 @@ impl<E: Engine> Surface<E> {
         let core = Arc::clone(&self.core);
         let path = request.uri().path().to_owned();
         let method = match path.as_str() {
-            "/livez" | "/readyz" | "/metrics" | path::WATCH => Method::GET,
+            "/livez" | "/readyz" | "/metrics" | path::WATCH | path::MODEL_FILES => Method::GET,
             _ => Method::POST,
         };
         if path.starts_with("/baton/")
@@ -78,6 +85,8 @@ impl<E: Engine> Surface<E> {
             path::PREFILL => prefill::prefill(core, request).await,
             path::DECODE => answer::decode(core, request).await,
             path::GENERATE => answer::generate(core, request).await,
+            path::MODEL_FILES => self.model_files(),
+            path::TOKENIZE => self.tokenize(request).await,
             path::QUARANTINE => {
                 core.quarantine();
                 Ok(leg::done())
@@ -104,6 +113,21 @@ impl<E: Engine> Surface<E> {
             StatusCode::SERVICE_UNAVAILABLE
         };
         daemon_http::json(status, &json!({"state": state, "worker": self.core.worker}))
+    }
+
+    fn model_files(&self) -> Result<Response<Body>, Error> {
+        let files = self.core.engine.model_files();
+        let files = files.ok_or_else(|| not_found("tokenizer"))?;
+        Ok(Response::new(daemon_http::full(frame::to_bytes(&*files))))
+    }
+
+    async fn tokenize(&self, request: Request<Incoming>) -> Result<Response<Body>, Error> {
+        let body = read_limited(request.into_body(), MOST_TOKENIZED, TOKENIZE_TIME);
+        let body = body.await.map_err(BadBody::into_request_error)?;
+        let body = std::str::from_utf8(&body).map_err(|bad| bad_call(&bad.to_string()))?;
+        let tokens = self.core.engine.tokenize(body).await?;
+        let tokens = frame::to_bytes(&Tokens { tokens });
+        Ok(Response::new(daemon_http::full(tokens)))
     }
 
     async fn ticket(
@@ -168,6 +192,8 @@ const KNOWN: &[&str] = &[
     path::PREFILL,
     path::DECODE,
     path::GENERATE,
+    path::MODEL_FILES,
+    path::TOKENIZE,
     path::QUARANTINE,
     path::DRAIN,
 ];

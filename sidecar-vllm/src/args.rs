@@ -1,5 +1,7 @@
 //! Flags of `baton-sidecar-vllm`.
 
+use std::path::PathBuf;
+
 use baton_daemon::config::Common;
 use baton_daemon::run::Arguments;
 use baton_sidecar_core::args::CoreArgs;
@@ -27,6 +29,13 @@ pub struct VllmArgs {
     /// to its subscribers.
     #[arg(long, value_name = "JSON", env = "BATON_KV_EVENTS_CONFIG")]
     pub kv_events_config: Option<String>,
+    /// Directory with the engine's tokenizer.json. Found by itself if the engine's model is a directory here, or a name
+    /// that is in the Hugging Face cache here.
+    #[arg(long, value_name = "DIR", env = "BATON_MODEL_DIR")]
+    pub model_dir: Option<PathBuf>,
+    /// The engine's own --chat-template, given again because a running engine does not tell it.
+    #[arg(long, value_name = "FILE", env = "BATON_CHAT_TEMPLATE")]
+    pub chat_template: Option<String>,
     /// The engine's --api-key, if it has one.
     #[arg(
         long,

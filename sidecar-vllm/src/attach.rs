@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use crate::args::VllmArgs;
 use crate::follow::source::EventsConfig;
+use crate::model_files::PromptConfig;
 
 const HOST_VARIABLE: &str = "VLLM_NIXL_SIDE_CHANNEL_HOST";
 const PORT_VARIABLE: &str = "VLLM_NIXL_SIDE_CHANNEL_PORT";
@@ -28,6 +29,8 @@ pub struct EngineConfig {
     pub events: Option<EventsConfig>,
     /// A folder to be made for the sockets of its KV events.
     pub events_folder: Option<PathBuf>,
+    /// How it makes prompts.
+    pub prompts: PromptConfig,
 }
 
 /// What must be known of an engine's NIXL connector.
@@ -92,6 +95,11 @@ fn beside(args: &VllmArgs, url: &str) -> Result<EngineConfig, Exit> {
             .map(events_config)
             .transpose()?,
         events_folder: None,
+        prompts: PromptConfig {
+            directory: args.model_dir.clone(),
+            template: args.chat_template.clone(),
+            ..PromptConfig::default()
+        },
     })
 }
 
@@ -173,6 +181,7 @@ fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
         transfer,
         events,
         events_folder,
+        prompts: PromptConfig::of_command(args, |name| flag(&command, name), |name| is_set(&command, name)),
     };
     let environment = config
         .transfer
@@ -345,6 +354,13 @@ fn flag(command: &[String], name: &str) -> Option<String> {
         }
     }
     found
+}
+
+/// Whether a flag without a value is there and not taken back behind that.
+fn is_set(command: &[String], name: &str) -> bool {
+    let (on, off) = (format!("--{name}"), format!("--no-{name}"));
+    let mut arguments = command.iter().rev().map(|argument| canonical(argument));
+    arguments.find(|argument| *argument == on || *argument == off) == Some(on)
 }
 
 fn set_flag(command: &mut Vec<String>, name: &str, value: &str) {

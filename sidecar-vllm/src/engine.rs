@@ -42,6 +42,7 @@ pub struct VllmEngine {
     /// What the engine was given as `--kv-events-config`, if that is known.
     events: Option<EventsConfig>,
     _events_folder: Option<EventsFolder>,
+    prompts: PromptConfig,
     last: Mutex<Option<Arc<Seen>>>,
     met: Mutex<Met>,
 }
@@ -59,6 +60,10 @@ struct Seen {
     blocks: Option<u64>,
     /// Where the KV events of its ranks are to be had.
     events: BTreeMap<u32, EventsConfig>,
+    /// Of which life.
+    incarnation: Incarnation,
+    /// What decides its prompts' tokens, and the digest of that.
+    files: Option<(Arc<ModelFiles>, String)>,
 }
 
 /// Prefill engines that this engine, in its present life, has handshaked with.
@@ -96,6 +101,7 @@ impl VllmEngine {
             transfer: transfer.transpose()?,
             events: config.events,
             _events_folder: config.events_folder.map(EventsFolder::make).transpose()?,
+            prompts: config.prompts,
             last: Mutex::default(),
             met: Mutex::default(),
         })
@@ -111,6 +117,34 @@ impl VllmEngine {
                 (0..ranks).map(|rank| (rank, given.of_rank(rank))).collect()
             }
             _ => told,
+        }
+    }
+
+    /// The files that decide the tokens of its prompts. They are read once in its life.
+    async fn files_of(
+        &self,
+        incarnation: &Incarnation,
+        models: &[Model],
+    ) -> Option<(Arc<ModelFiles>, String)> {
+        if let Some(seen) = self.last().filter(|seen| seen.incarnation == *incarnation) {
+            return seen.files.clone();
+        }
+        let base = models.iter().find(|model| model.parent.is_none());
+        let root = base.and_then(|model| model.root.clone());
+        let prompts = self.prompts.clone();
+        let read = move || {
+            let files = prompts.read(root.as_deref())?;
+            let digest = files.digest();
+            Ok((files, digest))
+        };
+        let read = tokio::task::spawn_blocking(read).await;
+        match read.unwrap_or_else(|died| Err(died.to_string())) {
+            Ok(files) => Some(files),
+            Err(why) => {
+                let why: String = why;
+                tracing::warn!(%why, "routers cannot know the tokens of texts");
+                None
+            }
         }
     }
 
@@ -263,7 +297,6 @@ impl Engine for VllmEngine {
                     Some(model) => self.http.tokenisation(model).await,
                     None => None,
                 };
-                info.tokenizer_digest.clone_from(&tokenisation);
                 info.compatibility = Some(handshake.compatibility(tokenisation));
                 handshake.incarnation.clone()
             }
@@ -272,10 +305,19 @@ impl Engine for VllmEngine {
         info.ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let blocks = info.capacity.first().map(|tier| tier.blocks);
         let events = self.event_sources(info.ranks).await;
+        let files = self.files_of(&incarnation, &models).await;
+        if let Some((files, digest)) = &files {
+            info.tokenizer_digest = Some(digest.clone());
+            let template = files.chat_template.as_ref();
+            let digest = |template: &String| blake3::hash(template.as_bytes()).to_hex()[..32].to_owned();
+            info.chat_template_digest = template.map(digest);
+        }
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Seen {
             handshake,
             blocks,
             events,
+            incarnation: incarnation.clone(),
+            files,
         }));
         Ok(Attached { incarnation, info })
     }
@@ -307,6 +349,15 @@ impl Engine for VllmEngine {
 
     async fn reset_cache(&self) -> Result<(), Error> {
         self.http.reset_prefix_cache().await
+    }
+
+    fn model_files(&self) -> Option<Arc<ModelFiles>> {
+        let seen = self.last()?;
+        seen.files.as_ref().map(|(files, _)| Arc::clone(files))
+    }
+
+    async fn tokenize(&self, request: &str) -> Result<Vec<u32>, Error> {
+        self.http.tokens(request.to_owned()).await
     }
 
     async fn load(&self) -> Result<LoadReport, Error> {

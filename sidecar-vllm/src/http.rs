@@ -31,6 +31,9 @@ pub struct EngineHttp {
 pub struct Model {
     /// Its name.
     pub id: String,
+    /// Where its files are: a directory, or a name in a hub.
+    #[serde(default)]
+    pub root: Option<String>,
     /// The base model of a LoRA adapter.
     #[serde(default)]
     pub parent: Option<String>,
@@ -100,8 +103,8 @@ impl EngineHttp {
         ]});
         let mut digest = blake3::Hasher::new();
         for (question, must) in [(text, true), (chat, false)] {
-            match self.tokens(&question).await {
-                Ok(tokens) => digest.update(tokens.as_bytes()),
+            match self.tokens(question.to_string()).await {
+                Ok(tokens) => digest.update(format!("{tokens:?}").as_bytes()),
                 // A model without a chat template refuses chats: that is a fact about it as well.
                 Err(error) if !must && error.kind == ErrorKind::EngineRejected => {
                     digest.update(b"no chat")
@@ -112,17 +115,16 @@ impl EngineHttp {
         Some(digest.finalize().to_hex()[..16].to_owned())
     }
 
-    async fn tokens(&self, question: &serde_json::Value) -> Result<String, Error> {
+    /// The tokens that it makes of a request.
+    pub async fn tokens(&self, request: String) -> Result<Vec<u32>, Error> {
         #[derive(Deserialize)]
         struct Tokens {
             tokens: Vec<u32>,
         }
-        let answer = self
-            .ask(Method::POST, "/tokenize", question.to_string())
-            .await?;
+        let answer = self.ask(Method::POST, "/tokenize", request).await?;
         let tokens: Tokens = serde_json::from_slice(&answer)
             .map_err(|error| strange("/tokenize", &error.to_string()))?;
-        Ok(format!("{:?}", tokens.tokens))
+        Ok(tokens.tokens)
     }
 
     async fn get_json<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {

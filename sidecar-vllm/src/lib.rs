@@ -15,6 +15,7 @@ pub mod follow;
 pub mod handshake;
 pub mod http;
 pub mod metrics_page;
+pub mod model_files;
 pub mod side_channel;
 pub mod transfer_params;
 mod worker_info;
