@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use baton_daemon::Exit;
 use baton_daemon::http::{Client, ClientLimits};
 use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::model::ModelFiles;
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::Ticket;
 use baton_proto::worker::{Role, Tier, TierBlocks};
@@ -21,8 +22,9 @@ use crate::follow;
 use crate::follow::folder::EventsFolder;
 use crate::follow::source::{EventSource, EventsConfig, sources_told};
 use crate::handshake::Handshake;
-use crate::http::EngineHttp;
+use crate::http::{EngineHttp, Model};
 use crate::metrics_page::MetricsPage;
+use crate::model_files::PromptConfig;
 use crate::side_channel::SideChannel;
 use crate::worker_info::info;
 

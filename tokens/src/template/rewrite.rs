@@ -1,0 +1,79 @@
+//! Two things that minijinja reads differently, put into words that both read alike.
+
+use minijinja::machinery::ast::{BinOpKind, Expr, Stmt};
+
+use super::walk::{Node, nodes};
+
+/// A filter of ours: the value as Python's `str` writes it. No template can spell it by accident.
+pub(super) const AS_TEXT: &str = "baton_python_str";
+
+/// `{% generation %}` marks what an assistant said and prints it unchanged; minijinja has no such block. A `with` without
+/// variables is the same: a scope of its own.
+pub(super) fn generation_blocks(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else { break };
+        let (tag, after) = tag.split_at(end + 2);
+        let inner = tag[2..tag.len() - 2].trim_matches(['-', '+']).trim();
+        match inner {
+            "generation" => out.push_str(&tag.replacen("generation", "with", 1)),
+            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endwith", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Whether every part of every `~` is text or made text.
+pub(super) fn is_exact(root: &Stmt<'_>) -> bool {
+    operands(root).all(|operand| is_text(operand))
+}
+
+/// The parts of every `~` in a template.
+fn operands<'n, 't: 'n>(root: &'n Stmt<'t>) -> impl Iterator<Item = &'n Expr<'t>> {
+    nodes(root)
+        .into_iter()
+        .filter_map(|node| match node {
+            Node::Expression(Expr::BinOp(op)) if matches!(op.op, BinOpKind::Concat) => {
+                Some([&op.left, &op.right])
+            }
+            _ => None,
+        })
+        .flatten()
+}
+
+fn is_text(operand: &Expr<'_>) -> bool {
+    match operand {
+        // A chain's left part is a text already.
+        Expr::BinOp(op) => matches!(op.op, BinOpKind::Concat),
+        Expr::Const(constant) => constant.value.as_str().is_some(),
+        Expr::Filter(filter) => filter.name == AS_TEXT,
+        _ => false,
+    }
+}
+
+/// `a ~ b` joins what `str` makes of both in Jinja2; minijinja writes some values otherwise. Operands that are no plain
+/// text are passed through our own filter.
+pub(super) fn concatenations(source: &str, root: &Stmt<'_>) -> String {
+    let mut inserts: Vec<(usize, String)> = Vec::new();
+    for operand in operands(root).filter(|operand| !is_text(operand)) {
+        let span = operand.span();
+        inserts.push((span.start_offset as usize, "(".to_owned()));
+        inserts.push((span.end_offset as usize, format!(")|{AS_TEXT}")));
+    }
+    inserts.sort_by_key(|(at, _)| *at);
+    let mut out = String::with_capacity(source.len() + inserts.len() * 8);
+    let mut from = 0;
+    for (at, text) in inserts {
+        out.push_str(source.get(from..at).unwrap_or_default());
+        out.push_str(&text);
+        from = at.max(from);
+    }
+    out.push_str(source.get(from..).unwrap_or_default());
+    out
+}
