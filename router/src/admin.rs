@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use crate::args::Force;
 use crate::fleet::{Snapshot, WorkerState, WorkerView};
 use crate::planner::{self, Lessons, Question};
-use crate::prefill::bypass;
 use crate::state::Router;
 
 /// Largest registration.
@@ -77,7 +76,14 @@ pub fn fleet(router: &Router) -> Response<Body> {
             pairs.push(pair(router, &snapshot, prefill, decode));
         }
     }
-    daemon_http::json(StatusCode::OK, &json!({"workers": workers, "pairs": pairs}))
+    daemon_http::json(
+        StatusCode::OK,
+        &json!({
+            "workers": workers,
+            "pairs": pairs,
+            "tokenizers": router.fleet.tokenizers().shown(),
+        }),
+    )
 }
 
 fn pair(router: &Router, snapshot: &Snapshot, prefill: &WorkerView, decode: &WorkerView) -> Value {
@@ -182,13 +188,13 @@ fn shown_model(name: &str, length: Option<u32>) -> Value {
 }
 
 /// A dry run: how a request would be served now. Nothing is reserved. The body is that of a chat or a completion.
-pub fn plan(router: &Router, body: Bytes) -> Result<Response<Body>, Error> {
+pub async fn plan(router: &Router, body: Bytes) -> Result<Response<Body>, Error> {
     let chat = ClientRequest::new(Route::ChatCompletions, body.clone())?;
     let request = match chat.object().get("messages") {
         Some(_) => chat,
         None => ClientRequest::new(Route::Completions, body)?,
     };
-    let facts = bypass::facts(&request);
+    let facts = router.facts(&request).await;
     let snapshot = router.fleet.snapshot();
     let prediction = router.predict(&snapshot, &facts);
     let question = Question {

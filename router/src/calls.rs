@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_daemon::http::{
-    Client, ClientLimits, Parts, empty, error_of, full, read_limited, small_body,
+    Body, Client, ClientLimits, Parts, empty, error_of, full, read_limited, small_body,
 };
 use baton_daemon::trace::TraceContext;
 use baton_proto::call::{CONTENT_TYPE, Claim, path};
 use baton_proto::frame::{self, Envelope, FrameReader};
+use baton_proto::model::{ModelFiles, Tokens};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::Ticket;
 use baton_proto::token::FleetToken;
 use baton_proto::{Epoch, Error, ErrorKind, Retry, Source, Stage, TicketId, WorkerId};
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE as CONTENT_TYPE_HEADER};
 use http::{HeaderValue, Method, Request, Response};
 use http_body_util::BodyExt;
@@ -24,6 +26,14 @@ use crate::fleet::Worker;
 
 /// Longest time for a small call: release, settle, claim, quarantine.
 const SMALL_CALL: Duration = Duration::from_secs(4);
+
+/// Largest tokenizer files, and longest time to get them.
+const MOST_FILES: usize = 256 << 20;
+const FILES_TIME: Duration = Duration::from_secs(60);
+
+/// Largest list of tokens, and longest time to get it.
+const MOST_TOKENS: usize = 32 << 20;
+const TOKENIZE_TIME: Duration = Duration::from_secs(10);
 
 /// Longest wait for a cancellation before the next attempt starts all the same.
 const CANCEL: Duration = Duration::from_millis(500);
@@ -91,6 +101,36 @@ impl Calls {
             reader: FrameReader::default(),
             stage: Stage::Fleet,
         })
+    }
+
+    /// The files that decide the tokens of a worker's prompts.
+    pub async fn model_files(&self, worker: &Worker) -> Result<ModelFiles, Error> {
+        let url = worker.url(path::MODEL_FILES);
+        let request = self.request(Method::GET, &url, Stage::Fleet)?.body(empty());
+        let request = built(request, Stage::Fleet)?;
+        self.whole(request, MOST_FILES, FILES_TIME).await
+    }
+
+    /// The tokens that a worker's engine makes of a request.
+    pub async fn tokenize(&self, worker: &Worker, body: Bytes) -> Result<Vec<u32>, Error> {
+        let url = worker.url(path::TOKENIZE);
+        let request = self.request(Method::POST, &url, Stage::Fleet)?;
+        let request = built(request.body(full(body)), Stage::Fleet)?;
+        let tokens: Tokens = self.whole(request, MOST_TOKENS, TOKENIZE_TIME).await?;
+        Ok(tokens.tokens)
+    }
+
+    /// A small question's whole answer.
+    async fn whole<T: DeserializeOwned>(
+        &self,
+        request: Request<Body>,
+        most: usize,
+        time: Duration,
+    ) -> Result<T, Error> {
+        let response = self.send(request, time, Stage::Fleet).await?;
+        let read = read_limited(response.into_body(), most, time).await;
+        let bytes = read.map_err(|bad| protocol(Stage::Fleet, &format!("the answer {bad}")))?;
+        frame::from_bytes(&bytes).map_err(|bad| protocol(Stage::Fleet, &bad.to_string()))
     }
 
     /// Starts a prefill leg.
@@ -188,12 +228,7 @@ impl Calls {
             .map(|_| ())
     }
 
-    async fn small(
-        &self,
-        worker: &Worker,
-        path: &str,
-        body: Vec<u8>,
-    ) -> Result<bytes::Bytes, Error> {
+    async fn small(&self, worker: &Worker, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
         let stage = Stage::Handoff;
         let request = self
             .request(Method::POST, &worker.url(path), stage)?
@@ -221,7 +256,7 @@ impl Calls {
     /// Sends a call. An error that the sidecar reports is returned as it is; an answer without one is the engine's.
     async fn send(
         &self,
-        request: Request<baton_daemon::http::Body>,
+        request: Request<Body>,
         time: Duration,
         stage: Stage,
     ) -> Result<Response<Incoming>, Error> {

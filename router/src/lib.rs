@@ -16,4 +16,5 @@ pub mod prefill;
 pub mod run;
 pub mod serve;
 pub mod state;
+pub mod tokens;
 pub mod view;

@@ -39,6 +39,16 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PromptLabel {
+    known: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ParityLabel {
+    outcome: &'static str,
+}
+
 /// Everything a router counts.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -52,6 +62,9 @@ pub struct Metrics {
     pub handoff_bytes: Counter,
     workers: Family<StateLabel, Gauge>,
     first_token: Family<PlanLabel, Histogram, fn() -> Histogram>,
+    prompts: Family<PromptLabel, Counter>,
+    tokenise: Histogram,
+    parity: Family<ParityLabel, Counter>,
     view_blocks: Family<TierLabel, Gauge>,
     view_ranks: Family<StateLabel, Gauge>,
     view_resyncs: Family<ReasonLabel, Counter>,
@@ -70,6 +83,9 @@ impl Default for Metrics {
             handoff_bytes: Counter::default(),
             workers: Family::default(),
             first_token: Family::new_with_constructor(|| Histogram::new(seconds())),
+            prompts: Family::default(),
+            tokenise: Histogram::new(seconds()),
+            parity: Family::default(),
             view_blocks: Family::default(),
             view_ranks: Family::default(),
             view_resyncs: Family::default(),
@@ -118,7 +134,27 @@ impl Metrics {
             "From a request's arrival to the first token for its client, by plan",
             self.first_token.clone(),
         );
+        self.register_tokens(registry);
         self.register_views(registry);
+    }
+
+    fn register_tokens(&self, registry: &mut Registry) {
+        let families = registry.families().sub_registry_with_prefix("router");
+        families.register(
+            "prompts",
+            "Requests by how their prompt's tokens are known: token_ids, tokenised, or why they are not",
+            self.prompts.clone(),
+        );
+        families.register(
+            "tokenise_seconds",
+            "From a request's body to its prompt's tokens, once a thread was free",
+            self.tokenise.clone(),
+        );
+        families.register(
+            "tokenizer_comparisons",
+            "Tokens compared with the engine's own, at attach and by sample: equal, different, unknown",
+            self.parity.clone(),
+        );
     }
 
     fn register_views(&self, registry: &mut Registry) {
@@ -168,6 +204,21 @@ impl Metrics {
         for (name, help, counter) in proofs {
             families.register(name, help, counter.clone());
         }
+    }
+
+    /// A request's prompt is known, or why it is not.
+    pub fn prompt(&self, known: &'static str) {
+        self.prompts.get_or_create(&PromptLabel { known }).inc();
+    }
+
+    /// A prompt's tokens were made.
+    pub fn tokenised(&self, seconds: f64) {
+        self.tokenise.observe(seconds);
+    }
+
+    /// A tokenizer was compared with an engine.
+    pub fn parity(&self, outcome: &'static str) {
+        self.parity.get_or_create(&ParityLabel { outcome }).inc();
     }
 
     /// A view was given up and is built anew.

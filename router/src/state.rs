@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use baton_proto::request::ClientRequest;
 use baton_proto::token::{FleetToken, Secret};
 use tokio::sync::Semaphore;
 
@@ -10,7 +11,7 @@ use crate::calls::Calls;
 use crate::fleet::{Fleet, Snapshot};
 use crate::metrics::Metrics;
 use crate::planner::Planning;
-use crate::prefill::bypass::Facts;
+use crate::prefill::bypass::{self, Facts};
 use crate::view::{self, Prediction};
 
 /// What every request of a router shares.
@@ -50,6 +51,17 @@ impl Router {
             token,
             metrics,
         })
+    }
+
+    /// What a plan needs to know of a request.
+    pub async fn facts(&self, request: &ClientRequest) -> Facts {
+        let model: Option<String> = request.object().get_as("model");
+        let snapshot = self.fleet.snapshot();
+        let tokenizers = self.fleet.tokenizers();
+        let tokenised = tokenizers
+            .prompt(request, model.as_deref(), &snapshot)
+            .await;
+        bypass::facts(request, tokenised)
     }
 
     /// How much of a request's prompt each worker has in its cache.

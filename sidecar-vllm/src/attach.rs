@@ -181,7 +181,11 @@ fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
         transfer,
         events,
         events_folder,
-        prompts: PromptConfig::of_command(args, |name| flag(&command, name), |name| is_set(&command, name)),
+        prompts: PromptConfig::of_command(
+            args,
+            |name| flag(&command, name),
+            |name| is_set(&command, name),
+        ),
     };
     let environment = config
         .transfer

@@ -311,7 +311,8 @@ impl Engine for VllmEngine {
         if let Some((files, digest)) = &files {
             info.tokenizer_digest = Some(digest.clone());
             let template = files.chat_template.as_ref();
-            let digest = |template: &String| blake3::hash(template.as_bytes()).to_hex()[..32].to_owned();
+            let digest =
+                |template: &String| blake3::hash(template.as_bytes()).to_hex()[..32].to_owned();
             info.chat_template_digest = template.map(digest);
         }
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Seen {

@@ -42,7 +42,8 @@ impl PromptConfig {
             directory: args.model_dir.clone(),
             tokenizer: flag("tokenizer"),
             template: args.chat_template.clone().or_else(|| flag("chat-template")),
-            other_tokenizer: !matches!(mode.as_str(), "auto" | "hf") || is_set("skip-tokenizer-init"),
+            other_tokenizer: !matches!(mode.as_str(), "auto" | "hf")
+                || is_set("skip-tokenizer-init"),
             prompting: Prompting {
                 content_format: format,
                 default_template_arguments: flag("default-chat-template-kwargs"),
@@ -59,9 +60,8 @@ impl PromptConfig {
         let directory = self.find(root)?;
         let file = |name: &str| read(&directory.join(name));
         let tokenizer = file("tokenizer.json")?;
-        let tokenizer = tokenizer.ok_or_else(|| {
-            format!("{} has no tokenizer.json", directory.display())
-        })?;
+        let tokenizer =
+            tokenizer.ok_or_else(|| format!("{} has no tokenizer.json", directory.display()))?;
         let chat_template = match &self.template {
             Some(template) => Some(given_template(template)?),
             None => file("chat_template.jinja")?.map(text).transpose()?,

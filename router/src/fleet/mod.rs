@@ -35,6 +35,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use self::quarantine::Quarantines;
 use crate::calls::Calls;
 use crate::metrics::Metrics;
+use crate::tokens::Tokenizers;
 
 /// How long a registration holds. Sidecars renew it three times in that time.
 pub const LEASE: Duration = Duration::from_secs(6);
@@ -57,6 +58,7 @@ pub struct Fleet {
     snapshot: ArcSwap<Snapshot>,
     index: Arc<Index>,
     planner: Arc<Planner>,
+    tokenizers: Arc<Tokenizers>,
     /// How long a worker without exact events is believed to hold what it computed.
     approximate_ttl: Duration,
     calls: Calls,
@@ -78,6 +80,7 @@ impl Fleet {
             snapshot: ArcSwap::default(),
             index: Arc::default(),
             planner,
+            tokenizers: Tokenizers::new(calls.clone(), metrics.clone()),
             approximate_ttl,
             calls,
             metrics,
@@ -92,6 +95,11 @@ impl Fleet {
     /// Which worker holds which KV blocks.
     pub fn index(&self) -> &Arc<Index> {
         &self.index
+    }
+
+    /// Tokenizers of all models.
+    pub fn tokenizers(&self) -> &Arc<Tokenizers> {
+        &self.tokenizers
     }
 
     /// A sidecar says that it is there, or goodbye.
@@ -213,7 +221,11 @@ impl Fleet {
         let snapshot = self.snapshot();
         for worker in &snapshot.workers {
             worker.worker.expected().sweep();
+            if let Some(info) = worker.info() {
+                self.tokenizers.meet(&worker.worker, info);
+            }
         }
+        self.tokenizers.sweep(&snapshot);
         self.metrics
             .views(&snapshot.workers, self.index.memory_bytes());
     }

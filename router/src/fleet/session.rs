@@ -158,6 +158,7 @@ impl Session {
         }
         if let Some(info) = &hello.info {
             self.fleet.start_like_others(&self.worker, info);
+            self.fleet.tokenizers.meet(&self.worker, info);
             self.worker.view().bound(Bounds::of(info));
             self.worker.expected().bound(capacity(info));
         }

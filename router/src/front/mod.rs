@@ -18,7 +18,6 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::admin;
-use crate::prefill::bypass;
 use crate::serve::{Attempt, serve};
 use crate::state::Router;
 
@@ -113,7 +112,7 @@ impl Front {
         let guard = relay::Guard::new(Counted::new(&self.router.metrics.in_flight), place);
         let body = self.body(request).await?;
         if path == "/v1/plan" {
-            return admin::plan(&self.router, body);
+            return admin::plan(&self.router, body).await;
         }
         let request = ClientRequest::new(route, body)?;
         let span = tracing::info_span!(
@@ -143,7 +142,7 @@ impl Front {
         guard: relay::Guard,
     ) -> Result<Response<Body>, Error> {
         let router = &self.router;
-        let facts = bypass::facts(request);
+        let facts = router.facts(request).await;
         let deadline = arrived + router.args.request_timeout();
         let attempt = Attempt {
             router,

@@ -10,6 +10,7 @@ use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use serde_json::Value;
 
+use crate::tokens::Tokenised;
 use crate::view::{Prompt, counted_token_ids};
 
 /// What a plan needs to know of a request.
@@ -28,10 +29,10 @@ pub struct Facts {
 /// Bytes of JSON per token of text, roughly, for English.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// Reads the facts of a request.
-pub fn facts(request: &ClientRequest) -> Facts {
+/// The facts of a request of whose prompt this is known.
+pub fn facts(request: &ClientRequest, tokenised: Tokenised) -> Facts {
     let object = request.object();
-    let prompt = Prompt::given(request);
+    let prompt = tokenised.prompt;
     let known = prompt.as_ref().map(Prompt::tokens);
     let by_bytes = || request.body().len() as u64 / BYTES_PER_TOKEN;
     let prompt_tokens = known
@@ -39,7 +40,7 @@ pub fn facts(request: &ClientRequest) -> Facts {
         .unwrap_or_else(by_bytes);
     Facts {
         model: object.get_as("model"),
-        local: local_reason(request.route(), &object),
+        local: local_reason(request.route(), &object).or(tokenised.local),
         prompt_tokens: prompt_tokens.max(1),
         prompt,
     }
@@ -145,7 +146,12 @@ mod tests {
     use super::*;
 
     fn of(route: Route, body: &str) -> Facts {
-        facts(&ClientRequest::new(route, body.to_owned().into()).unwrap())
+        let request = ClientRequest::new(route, body.to_owned().into()).unwrap();
+        let tokenised = Tokenised {
+            prompt: Prompt::given(&request),
+            local: None,
+        };
+        facts(&request, tokenised)
     }
 
     #[test]

@@ -39,12 +39,18 @@ impl Prompt {
         }
     }
 
-    /// The prompt of a request that gives it as token ids. `None` if it does not, or if the engine would not look into its
-    /// cache for it: logprobs of a prompt have all of it computed (vLLM 0.32.0, `skip_reading_prefix_cache`).
+    /// The prompt of a request that gives it as token ids.
     pub fn given(request: &ClientRequest) -> Option<Self> {
         if request.route() != Route::Completions {
             return None;
         }
+        let tokens = token_ids(request.object().get_set("prompt")?)?;
+        Self::tokenised(request, tokens)
+    }
+
+    /// The prompt of a request of which these tokens are made. `None` if the engine would not look into its cache for it:
+    /// logprobs of a prompt have all of it computed (vLLM 0.32.0, `skip_reading_prefix_cache`).
+    pub fn tokenised(request: &ClientRequest, tokens: Vec<u32>) -> Option<Self> {
         let object = request.object();
         let is_on = |key: &str| {
             object
@@ -56,7 +62,6 @@ impl Prompt {
         if another || echoed || object.get_set("prompt_logprobs").is_some() {
             return None;
         }
-        let tokens = token_ids(object.get_set("prompt")?)?;
         let salt = match object.get_set("cache_salt") {
             None => String::new(),
             Some(_) => object.get_as("cache_salt")?,
@@ -64,7 +69,8 @@ impl Prompt {
         let is_one =
             |key: &str| !is_on(key) || object.get_as::<u64>(key).is_some_and(|count| count == 1);
         let single = is_one("n") && is_one("best_of") && is_one("use_beam_search");
-        Some(Self {
+        let sane = (1..=MOST_TOKENS).contains(&tokens.len());
+        sane.then(|| Self {
             single,
             ..Self::new(tokens, salt)
         })
@@ -122,7 +128,7 @@ fn token_ids(raw: &str) -> Option<Vec<u32>> {
         }
         _ => return None,
     };
-    (1..=MOST_TOKENS).contains(&tokens.len()).then_some(tokens)
+    Some(tokens)
 }
 
 /// Length of a prompt that is given as token ids, though perhaps not as valid ones.
