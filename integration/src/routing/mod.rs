@@ -8,11 +8,13 @@
 
 pub mod engine;
 pub mod links;
+pub mod matrix;
 pub mod outcome;
 pub mod policies;
 pub mod policy;
 pub mod setting;
 pub mod simulation;
+pub mod summary;
 pub mod trace;
 pub mod view;
 

@@ -81,6 +81,7 @@ impl Trace {
     }
 
     /// Only its first requests.
+    #[must_use]
     pub fn cut(mut self, requests: usize) -> Self {
         self.requests.truncate(requests);
         self

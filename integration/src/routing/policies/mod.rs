@@ -1,9 +1,16 @@
 //! The policies that Baton is compared with.
 
+mod dynamo;
+mod least_loaded;
+mod outstanding;
+mod prefix_only;
 mod round_robin;
 
 use baton_proto::worker::Role;
 
+pub use self::dynamo::Dynamo;
+pub use self::least_loaded::LeastLoaded;
+pub use self::prefix_only::PrefixOnly;
 pub use self::round_robin::RoundRobin;
 use super::policy::{Choice, Facts};
 
