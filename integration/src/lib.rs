@@ -30,6 +30,7 @@ pub mod page;
 pub mod panics;
 pub mod ports;
 pub mod replay;
+pub mod routing;
 pub mod telemetry;
 pub mod view_probe;
 pub mod wait;

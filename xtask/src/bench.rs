@@ -4,6 +4,7 @@
 //! (`integration/src/bench/`).
 
 mod index;
+mod routing;
 mod setting;
 mod table;
 
@@ -46,6 +47,14 @@ pub(crate) enum Bench {
     /// indexes, and asks all for the same prompts, without and with a writer beside. All must find the same. Builds a
     /// workspace of its own (188 crates: minutes, once); then takes up to ten minutes.
     Index(index::IndexArgs),
+
+    /// How well requests are placed, beside other policies.
+    ///
+    /// Replays an hour of real requests and a synthetic trace on emulated fleets of 8, 16 and 64 workers in virtual time,
+    /// with and without roles, at several loads up to saturation, and on fleets with a slow worker, a slow link or a worker
+    /// that does not tell what it holds. Every policy sees what a router can see and nothing else. Reports time to first
+    /// token, time between tokens, cache hits and balance of each. What is simulated is in docs/performance.md.
+    Routing(routing::RoutingArgs),
 }
 
 /// What `bench events` is asked for.
@@ -114,6 +123,9 @@ struct Figure {
     reference: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     direct: Option<f64>,
+    /// Whose value it is, where it may be another one's than Baton's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subject: Option<String>,
     /// The same of each peer, where there are several.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     peers: BTreeMap<String, f64>,
@@ -121,8 +133,10 @@ struct Figure {
 
 /// Builds what is needed and measures.
 pub(crate) fn run(bench: &Bench, missing: Missing) -> Result<()> {
-    if let Bench::Index(args) = bench {
-        return index::run(args, missing);
+    match bench {
+        Bench::Index(args) => return index::run(args, missing),
+        Bench::Routing(args) => return routing::run(args, missing),
+        Bench::Overhead(_) | Bench::Events(_) => {}
     }
     if namespace::is_inside() {
         namespace::prepare()?;
@@ -130,6 +144,7 @@ pub(crate) fn run(bench: &Bench, missing: Missing) -> Result<()> {
             Bench::Overhead(args) => overhead(args),
             Bench::Events(args) => events(args),
             Bench::Index(args) => index::run(args, missing),
+            Bench::Routing(args) => routing::run(args, missing),
         };
     }
     let needs = [Need::CxxCompiler, Need::Ip, Need::Namespaces];

@@ -24,7 +24,7 @@ pub struct Figure {
 /// What is printed while and after measuring, one JSON object a line.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event<'a> {
+pub enum Event<'a, F = Figure> {
     /// So many measurements are done.
     Progress {
         /// Done.
@@ -35,7 +35,7 @@ pub enum Event<'a> {
         note: &'a str,
     },
     /// A figure.
-    Figure(&'a Figure),
+    Figure(&'a F),
 }
 
 /// The unit of a metric.
@@ -109,7 +109,7 @@ pub fn figure(
 }
 
 /// Four digits are more than any of this is worth.
-fn rounded(value: f64) -> f64 {
+pub fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
     }

@@ -11,7 +11,9 @@ use baton_integration::bench::figure::Event;
 use baton_integration::bench::load::Amount;
 use baton_integration::bench::overhead::{self, Extent, Plan};
 use baton_integration::bench::row;
+use baton_integration::routing::{matrix, summary};
 use clap::{Parser, Subcommand};
+use serde::Serialize;
 
 /// Loads running processes and prints what it saw, one JSON object a line.
 ///
@@ -55,6 +57,27 @@ enum Bench {
         #[arg(long)]
         smoke: bool,
     },
+    /// Policies that choose workers, on emulated fleets in virtual time.
+    Routing {
+        /// Rounds, each with another seed.
+        #[arg(long, default_value_t = 1)]
+        rounds: usize,
+        /// A short part of one trace on two small fleets.
+        #[arg(long)]
+        smoke: bool,
+        /// Where the traces are, if not the embedded ones.
+        #[arg(long, value_name = "DIR")]
+        traces: Option<PathBuf>,
+        /// Only this trace.
+        #[arg(long, value_name = "NAME")]
+        trace: Option<String>,
+        /// Only fleets whose names begin so.
+        #[arg(long, value_name = "PREFIX")]
+        fleet: Option<String>,
+        /// Only these policies.
+        #[arg(long = "policy", value_name = "NAME")]
+        policies: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -78,6 +101,23 @@ fn run(args: &Args) -> Result<()> {
             only,
         } => (plan, rounds, seconds, warm_up_seconds, requests, only),
         Bench::Events { rounds, smoke } => return measure_events(*rounds, *smoke),
+        Bench::Routing {
+            rounds,
+            smoke,
+            traces,
+            trace,
+            fleet,
+            policies,
+        } => {
+            return compare_policies(&matrix::Extent {
+                rounds: *rounds,
+                smoke: *smoke,
+                traces: traces.clone(),
+                trace: trace.clone(),
+                fleet: fleet.clone(),
+                policies: policies.clone(),
+            });
+        }
     };
     let text = std::fs::read_to_string(plan);
     let text = text.with_context(|| format!("cannot read {}", plan.display()))?;
@@ -92,7 +132,6 @@ fn run(args: &Args) -> Result<()> {
         warm_up: time(*warm_up_seconds)?,
         amount,
     };
-    let progress = |done, total, note: &str| print(&Event::Progress { done, total, note });
     // One thread: it must take as little as it can of what it measures.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -116,14 +155,26 @@ fn measure_events(rounds: usize, smoke: bool) -> Result<()> {
         rounds: rounds.max(1),
         smoke,
     };
-    let progress = |done, total, note: &str| print(&Event::Progress { done, total, note });
     for figure in &events::run(extent, progress)? {
         print(&Event::Figure(figure));
     }
     Ok(())
 }
 
-fn print(event: &Event<'_>) {
+fn compare_policies(extent: &matrix::Extent) -> Result<()> {
+    let compared = matrix::run(extent, progress)?;
+    for figure in &summary::figures(&compared) {
+        print(&Event::Figure(figure));
+    }
+    Ok(())
+}
+
+fn progress(done: usize, total: usize, note: &str) {
+    let event: Event<'_> = Event::Progress { done, total, note };
+    print(&event);
+}
+
+fn print(event: &Event<'_, impl Serialize>) {
     // Whoever reads may have gone; that ends this process soon enough.
     let line = serde_json::to_string(event).unwrap_or_default();
     let _ = writeln!(std::io::stdout().lock(), "{line}");

@@ -84,7 +84,7 @@ fn compared(figure: &Figure) -> String {
 }
 
 /// Three digits.
-fn short(value: f64) -> String {
+pub(super) fn short(value: f64) -> String {
     match value.abs() {
         big if big >= 100.0 => format!("{value:.0}"),
         middle if middle >= 10.0 => format!("{value:.1}"),
