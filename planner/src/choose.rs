@@ -52,6 +52,9 @@ pub struct Standing<'a> {
     pub cached: Cached,
     /// Where it stands.
     pub place: &'a Place,
+    /// Seconds that computing the prompt here counts as more: somewhere else it would be kept together with what it
+    /// belongs to.
+    pub penalty: f64,
 }
 
 /// A plan, with workers by their places in the list that it was made from.
@@ -284,6 +287,35 @@ impl Planner {
         cost::moved_bytes(decode, ask)
     }
 
+    /// One of all plans by chance: one that costs `temperature` times the cheapest plan more than that is chosen e times
+    /// more seldom.
+    pub fn sampled(
+        &self,
+        ask: Ask,
+        workers: &[Standing<'_>],
+        pairing: &impl Pairing,
+        now: f64,
+        temperature: f64,
+        rng: &mut impl Rng,
+    ) -> Result<Choice, Refusal> {
+        let mut plans = self.plans(ask, workers, pairing, now);
+        let least = plans.first().ok_or_else(|| refusal(ask, workers))?;
+        let least = least.cost.total();
+        let scale = (least * temperature).max(1e-6);
+        let weight = |plan: &Candidate| ((least - plan.cost.total()) / scale).exp();
+        let mut left = rng.random_range(0.0..plans.iter().map(weight).sum::<f64>());
+        let chosen = plans.iter().position(|plan| {
+            left -= weight(plan);
+            left <= 0.0
+        });
+        let candidate = plans.remove(chosen.unwrap_or(0));
+        plans.truncate(OTHERS);
+        Ok(Choice {
+            candidate,
+            others: plans,
+        })
+    }
+
     /// What of a request a worker would have to compute.
     pub fn work(&self, ask: Ask, worker: &Standing<'_>) -> Work {
         work(ask, worker.cached, &self.tuning)
@@ -336,7 +368,7 @@ impl Planner {
         cost.waiting += decoding.room;
         cost.transfer = known.seconds(&moving) + self.tuning.handoff;
         cost.decode = decoding.step;
-        cost.preference = self.topology.penalty(source.place, target.place);
+        cost.preference += self.topology.penalty(source.place, target.place);
         Some(cost)
     }
 

@@ -74,6 +74,7 @@ pub(crate) struct Computing {
     pub(crate) waiting: f64,
     pub(crate) prefill: f64,
     others: f64,
+    penalty: f64,
 }
 
 impl Computing {
@@ -86,11 +87,12 @@ impl Computing {
             // Whoever comes next waits for it, the sooner the more there is to do.
             others: prefill * tuning.crowding * figures.waiting.min(tuning.crowded)
                 / tuning.crowded,
+            penalty: worker.penalty,
         }
     }
 
     pub(crate) fn total(&self) -> f64 {
-        self.waiting + self.prefill + self.others
+        self.waiting + self.prefill + self.others + self.penalty
     }
 
     /// As part of a plan.
@@ -99,6 +101,7 @@ impl Computing {
             waiting: self.waiting,
             prefill: self.prefill,
             others: self.others,
+            preference: self.penalty,
             ..Cost::default()
         }
     }

@@ -161,6 +161,9 @@ pub struct Error {
     pub retry: Retry,
     /// One sentence for a person.
     pub message: String,
+    /// After how many seconds it is worth trying again, where that can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u32>,
 }
 
 impl Error {
@@ -172,6 +175,16 @@ impl Error {
             stage,
             retry: Retry::No,
             message: message.into(),
+            retry_after_s: None,
+        }
+    }
+
+    /// The same error, worth trying again after so many seconds.
+    #[must_use]
+    pub fn after_s(self, seconds: u32) -> Self {
+        Self {
+            retry_after_s: Some(seconds),
+            ..self
         }
     }
 
@@ -258,6 +271,7 @@ impl Error {
             stage: head.stage,
             retry: head.retry,
             message,
+            retry_after_s: None,
         }
     }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::args::Force;
 use crate::fleet::{Snapshot, WorkerState, WorkerView};
-use crate::planner::{self, Lessons, Question};
+use crate::planner::{self, Lessons, Question, Wish};
 use crate::state::Router;
 
 /// Largest registration.
@@ -202,6 +202,7 @@ pub async fn plan(router: &Router, body: Bytes) -> Result<Response<Body>, Error>
         facts: &facts,
         prediction: &prediction,
         lessons: &Lessons::default(),
+        wish: &Wish::default(),
     };
     let explained = planner::explain(&router.planning, &question);
     Ok(daemon_http::json(StatusCode::OK, &explained))

@@ -6,6 +6,7 @@ use std::time::Duration;
 use baton_daemon::config::Common;
 use baton_daemon::run::Arguments;
 use baton_planner::{Level, Policy, Topology};
+use http::HeaderName;
 
 /// The router: one OpenAI-compatible address in front of all workers.
 ///
@@ -43,6 +44,37 @@ pub struct RouterArgs {
         default_value = "cost"
     )]
     pub policy: PolicyFlag,
+    /// How much chance is in the choice: 0 always takes the cheapest plan; with 0.5 one that costs half as much again is
+    /// taken e times more seldom.
+    #[arg(
+        long,
+        value_name = "SHARE",
+        env = "BATON_TEMPERATURE",
+        default_value_t = 0.0,
+        value_parser = share
+    )]
+    pub temperature: f64,
+    /// Header by which requests of one session are known; they stay with the worker that computed their last prompt.
+    #[arg(long, value_name = "NAME", env = "BATON_SESSION_HEADER")]
+    pub session_header: Option<HeaderName>,
+    /// How many seconds dearer a session's own worker may be before another one is taken.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BATON_SESSION_WORTH_S",
+        default_value_t = 0.1,
+        value_parser = share
+    )]
+    pub session_worth_s: f64,
+    /// Longest time that a request may have to wait for work before its own, in seconds. Beyond it, or if its time would be
+    /// over before, it is refused at once with 503 and told when to try again.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BATON_MAX_WAIT_S",
+        default_value_t = 120
+    )]
+    pub max_wait_s: u64,
     /// Where KV may and should move.
     #[command(flatten)]
     pub topology: TopologyArgs,
@@ -177,6 +209,13 @@ pub struct TopologyArgs {
     pub prefer: Vec<(String, f64)>,
 }
 
+/// A number from 0 on.
+fn share(text: &str) -> Result<f64, String> {
+    let read = text.parse::<f64>().ok();
+    let sane = read.filter(|share| (0.0..=1e6).contains(share));
+    sane.ok_or_else(|| "it must be a number from 0 on".to_owned())
+}
+
 fn preference(text: &str) -> Result<(String, f64), String> {
     let read = text.split_once('=').and_then(|(name, seconds)| {
         let seconds: f64 = seconds.trim().parse().ok()?;
@@ -217,6 +256,11 @@ impl RouterArgs {
     /// Longest time a client may keep its connection waiting.
     pub fn client_timeout(&self) -> Duration {
         Duration::from_secs(self.client_timeout_s)
+    }
+
+    /// Longest time that a request may have to wait for others.
+    pub fn max_wait(&self) -> Duration {
+        Duration::from_secs(self.max_wait_s)
     }
 
     /// Longest silence inside a stream.

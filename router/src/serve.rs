@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::calls::LegAnswer;
 use crate::fleet::{Reservation, Snapshot, Worker};
-use crate::planner::{self, Decision, Lessons, Plan, Question};
+use crate::planner::{self, Chosen, Decision, Lessons, Plan, Question, Wish};
 use crate::prefill::bypass::Facts;
 use crate::prefill::execution::{Prefill, prefill};
 use crate::prefill::handoff;
@@ -44,6 +44,8 @@ pub struct Attempt<'a> {
     pub trace: &'a TraceContext,
     /// When its first token must be there.
     pub deadline: Instant,
+    /// What others want of its plan.
+    pub wish: &'a Wish,
 }
 
 impl Attempt<'_> {
@@ -91,7 +93,27 @@ impl Attempt<'_> {
             facts: self.facts,
             prediction,
             lessons,
+            wish: self.wish,
         }
+    }
+
+    /// A request that would have to wait for too long is better told so now.
+    fn check_waiting(&self, chosen: &Chosen) -> Result<(), Error> {
+        let most = self.router.args.max_wait().min(self.time_left());
+        let over = chosen.cost.waiting - most.as_secs_f64();
+        if over <= 0.0 {
+            return Ok(());
+        }
+        let waiting = chosen.cost.waiting;
+        let message =
+            format!("all workers are busy: it would have to wait for some {waiting:.0} s");
+        let error = Error::new(ErrorKind::Overloaded, Source::Router, Stage::Plan, message);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "clamped to seconds of a minute"
+        )]
+        Err(error.after_s(over.ceil().clamp(1.0, 60.0) as u32))
     }
 }
 
@@ -157,6 +179,18 @@ impl How {
         match self {
             Self::Local(_) => "local",
             Self::Split { .. } => "split",
+        }
+    }
+}
+
+impl How {
+    /// Who computed the prompt.
+    pub fn computed_by(&self) -> &WorkerId {
+        match self {
+            Self::Local(worker)
+            | Self::Split {
+                prefill: worker, ..
+            } => worker,
         }
     }
 }
@@ -234,6 +268,10 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
                 planned
                     .decision
                     .came(|outcome| outcome.failed = Some(error.to_string()));
+                if attempt.wish.route.is_some() {
+                    // Whoever chose is to choose again.
+                    return Err(error);
+                }
                 let pause = recovery.after(&planned.plan, error, worker)?;
                 tokio::time::sleep(pause.min(attempt.time_left())).await;
             }
@@ -249,6 +287,7 @@ fn planned(attempt: &Attempt<'_>, lessons: &Lessons) -> Result<Planned, Error> {
     let prediction = router.predict(&snapshot, attempt.facts);
     let question = attempt.question(&snapshot, &prediction, lessons);
     let chosen = planning.plan(&question)?;
+    attempt.check_waiting(&chosen)?;
     let trace = attempt.trace.trace_id();
     let decision = planning
         .decisions

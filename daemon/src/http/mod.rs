@@ -61,9 +61,10 @@ pub fn error(error: &Error) -> Response<Body> {
         headers.insert(ERROR_HEADER, value);
     }
     if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+        let seconds = error.retry_after_s.unwrap_or(1);
         response
             .headers_mut()
-            .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            .insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
 }

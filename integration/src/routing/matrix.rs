@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 
 use super::outcome::Outcome;
-use super::policies::{Dynamo, LeastLoaded, PrefixOnly, RoundRobin};
+use super::policies::{Baton, Dynamo, LeastLoaded, PrefixOnly, RoundRobin};
 use super::policy::Policy;
 use super::setting::{Delays, Flaw, FleetKind};
 use super::simulation;
@@ -19,7 +19,7 @@ use super::trace::{self, Trace};
 pub type Make = fn(seed: u64) -> Box<dyn Policy>;
 
 /// All policies; the last one is who is compared with the others.
-pub const POLICIES: [(&str, Make); 5] = [
+pub const POLICIES: [(&str, Make); 6] = [
     ("round_robin", |_| Box::new(RoundRobin::default())),
     ("least_loaded", |_| Box::new(LeastLoaded::default())),
     ("prefix_only", |_| Box::new(PrefixOnly::default())),
@@ -27,6 +27,7 @@ pub const POLICIES: [(&str, Make); 5] = [
     ("dynamo_conditional", |seed| {
         Box::new(Dynamo::new(true, seed))
     }),
+    ("baton", |seed| Box::new(Baton::new(seed))),
 ];
 
 /// What is asked for.

@@ -37,6 +37,7 @@ impl Fleet {
                 ..Cached::default()
             },
             place: &self.place,
+            penalty: 0.0,
         });
         standing.collect()
     }
@@ -394,4 +395,51 @@ fn what_others_gave_is_what_is_reported_beyond_the_own() {
     );
     worker.forget_reports();
     assert_eq!(worker.figures(0.0).sequences, 1);
+}
+
+#[test]
+fn a_session_stays_where_it_is_for_its_price() {
+    let fleet = Fleet::new(2);
+    let planner = Planner::default();
+    let local = |_| Duty {
+        local: true,
+        ..Duty::default()
+    };
+    let choose = || {
+        let mut workers = fleet.standing(local, &[]);
+        workers[1].penalty = 0.5;
+        let chosen = planner.cheapest(ASK, &workers, &|_, _| false, 0.0, &mut rng());
+        chosen.unwrap().candidate.plan
+    };
+    assert_eq!(choose(), Plan::Local { worker: 0 });
+    let little = Work {
+        tokens: 4000,
+        cached: 0,
+    };
+    let _little = fleet.workers[0].book(little, 0, 0.0);
+    assert_eq!(choose(), Plan::Local { worker: 0 }, "0.3 s are not 0.5");
+    let _more = [0; 2].map(|_| fleet.workers[0].book(little, 0, 0.0));
+    assert_eq!(choose(), Plan::Local { worker: 1 });
+}
+
+#[test]
+fn with_temperature_the_cheapest_is_the_most_frequent() {
+    let fleet = Fleet::new(3);
+    let planner = Planner::default();
+    let local = |_| Duty {
+        local: true,
+        ..Duty::default()
+    };
+    let workers = fleet.standing(local, &[4000, 2000, 0]);
+    let mut rng = rng();
+    let mut counts = [0; 3];
+    for _ in 0..3000 {
+        let chosen = planner.sampled(ASK, &workers, &|_, _| false, 0.0, 0.5, &mut rng);
+        let Plan::Local { worker } = chosen.unwrap().candidate.plan else {
+            panic!("nobody can hand over");
+        };
+        counts[worker] += 1;
+    }
+    assert!(counts[0] > counts[1] && counts[1] > counts[2], "{counts:?}");
+    assert!(counts[2] > 50, "{counts:?}");
 }

@@ -18,11 +18,15 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::admin;
+use crate::planner::Wish;
 use crate::serve::{Attempt, serve};
 use crate::state::Router;
 
 /// A client asks with it to be told how its request was served.
 const EXPLAIN: HeaderName = HeaderName::from_static("baton-explain");
+
+/// A trusted gateway says with it who is to serve: `local=WORKER` or `split=PREFILL,DECODE`.
+const ROUTE: HeaderName = HeaderName::from_static("baton-route");
 
 /// Kept for logs; it never reaches an engine.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -33,6 +37,17 @@ pub struct Front {
     pub router: Arc<Router>,
     /// What `/metrics` shows.
     pub registry: Registry,
+}
+
+/// A request that is to be served.
+struct Asked<'a> {
+    request: &'a ClientRequest,
+    trace: &'a TraceContext,
+    wish: &'a Wish,
+    session: Option<HeaderValue>,
+    arrived: Instant,
+    /// The client wants to know how.
+    explain: bool,
 }
 
 impl Handler for Front {
@@ -72,7 +87,12 @@ impl Front {
                 admin::register(&self.router, request).await
             }
             _ => {
-                self.check_api_key(request.headers())?;
+                // A gateway that chooses workers must be one of the fleet's own.
+                if request.headers().contains_key(ROUTE) {
+                    self.check_token(request.headers())?;
+                } else {
+                    self.check_api_key(request.headers())?;
+                }
                 self.client(&path, request).await
             }
         }
@@ -105,6 +125,8 @@ impl Front {
         let trace = TraceContext::arriving(request.headers());
         let explain = request.headers().contains_key(EXPLAIN);
         let client_id = request.headers().get(REQUEST_ID).cloned();
+        let wish = self.wish(request.headers())?;
+        let session = self.session(request.headers());
         let arrived = Instant::now();
         let place = Arc::clone(&self.router.places)
             .try_acquire_owned()
@@ -121,9 +143,37 @@ impl Front {
             trace = %trace.trace_id(),
             client_id = client_id.as_ref().and_then(|value| value.to_str().ok()),
         );
-        self.serve(&request, &trace, arrived, explain, guard)
-            .instrument(span)
-            .await
+        let asked = Asked {
+            request: &request,
+            trace: &trace,
+            wish: &wish,
+            session,
+            arrived,
+            explain,
+        };
+        self.serve(asked, guard).instrument(span).await
+    }
+
+    fn wish(&self, headers: &HeaderMap) -> Result<Wish, Error> {
+        let route = headers
+            .get(ROUTE)
+            .map(|route| route.to_str().unwrap_or_default());
+        let planning = &self.router.planning;
+        let session = self.session(headers);
+        Ok(Wish {
+            route: route.map(str::parse).transpose()?,
+            keep: session.and_then(|session| {
+                planning
+                    .sessions
+                    .last(session.as_bytes(), planning.clock.now())
+            }),
+        })
+    }
+
+    /// The session that a request belongs to, if sessions are kept together.
+    fn session(&self, headers: &HeaderMap) -> Option<HeaderValue> {
+        let name = self.router.args.session_header.as_ref()?;
+        headers.get(name).cloned()
     }
 
     async fn body(&self, request: Request<Incoming>) -> Result<bytes::Bytes, Error> {
@@ -133,31 +183,30 @@ impl Front {
         read.map_err(daemon_http::BadBody::into_request_error)
     }
 
-    async fn serve(
-        &self,
-        request: &ClientRequest,
-        trace: &TraceContext,
-        arrived: Instant,
-        explain: bool,
-        guard: relay::Guard,
-    ) -> Result<Response<Body>, Error> {
+    async fn serve(&self, asked: Asked<'_>, guard: relay::Guard) -> Result<Response<Body>, Error> {
         let router = &self.router;
-        let facts = router.facts(request).await;
-        let deadline = arrived + router.args.request_timeout();
+        let facts = router.facts(asked.request).await;
+        let deadline = asked.arrived + router.args.request_timeout();
         let attempt = Attempt {
             router,
-            request,
+            request: asked.request,
             facts: &facts,
-            trace,
+            trace: asked.trace,
             deadline,
+            wish: asked.wish,
         };
         match serve(&attempt).await {
             Ok(served) => {
-                let waited = arrived.elapsed().as_secs_f64();
+                let waited = asked.arrived.elapsed().as_secs_f64();
                 router.metrics.first_token(served.how.word(), waited);
                 let decision = &served.decision;
                 decision.came(|outcome| outcome.first_token = Some(waited));
-                relay::answer(router, served, explain, attempt.time_left(), guard).await
+                if let Some(session) = &asked.session {
+                    let planning = &router.planning;
+                    let (worker, now) = (served.how.computed_by(), planning.clock.now());
+                    planning.sessions.note(session.as_bytes(), worker, now);
+                }
+                relay::answer(router, served, asked.explain, attempt.time_left(), guard).await
             }
             Err(error) => {
                 tracing::warn!(kind = %error.kind, stage = %error.stage, %error, "request failed");

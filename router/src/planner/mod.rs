@@ -6,6 +6,8 @@
 mod clock;
 mod decisions;
 mod explain;
+mod preset;
+mod sessions;
 
 use std::sync::Arc;
 
@@ -25,6 +27,8 @@ use crate::view::Prediction;
 pub use clock::Clock;
 pub use decisions::{Decision, Decisions};
 pub use explain::explain;
+pub use preset::Preset;
+pub use sessions::Sessions;
 
 /// Who serves a request.
 #[derive(Debug, Clone)]
@@ -76,7 +80,10 @@ pub struct Planning {
     pub clock: Clock,
     /// The last decisions.
     pub decisions: Decisions,
+    /// Where sessions are.
+    pub sessions: Sessions,
     policy: Policy,
+    temperature: f64,
     force: Force,
     turn: Turn,
 }
@@ -92,6 +99,17 @@ pub struct Question<'a> {
     pub prediction: &'a Prediction,
     /// What earlier attempts have taught.
     pub lessons: &'a Lessons,
+    /// What others want of the plan.
+    pub wish: &'a Wish,
+}
+
+/// What others want of a plan.
+#[derive(Debug, Clone, Default)]
+pub struct Wish {
+    /// A gateway has chosen already.
+    pub route: Option<Preset>,
+    /// Who computed the session's last prompt, and the seconds that staying there is worth.
+    pub keep: Option<(WorkerId, f64)>,
 }
 
 /// Whom to do without, if there are others.
@@ -119,11 +137,28 @@ impl Question<'_> {
             limits: view.limits(),
             cached: self.prediction.cached(view.id()).planned(),
             place: view.place(),
+            penalty: match &self.wish.keep {
+                Some((kept, seconds)) if kept != view.id() => *seconds,
+                _ => 0.0,
+            },
         }
     }
 
     /// What each worker may do for the request.
     fn duties(&self, force: Force) -> Vec<Duty> {
+        if let Some(preset) = &self.wish.route {
+            let workers = self.snapshot.workers.iter();
+            let duty = |view: &WorkerView| preset.duty(view.id());
+            return workers
+                .map(|view| {
+                    if may_serve(view, self.facts) {
+                        duty(view)
+                    } else {
+                        Duty::default()
+                    }
+                })
+                .collect();
+        }
         let workers = &self.snapshot.workers;
         let may_serve = |view: &WorkerView| may_serve(view, self.facts);
         let warm = self
@@ -222,6 +257,8 @@ impl Planning {
             }),
             clock: Clock::default(),
             policy: args.policy.into(),
+            temperature: args.temperature,
+            sessions: Sessions::new(args.session_worth_s),
             force: args.force,
             turn: Turn::default(),
             decisions: Decisions::default(),
@@ -230,6 +267,10 @@ impl Planning {
 
     /// The plan for a request.
     pub fn plan(&self, question: &Question<'_>) -> Result<Chosen, Error> {
+        if let Some(preset) = &question.wish.route {
+            let chosen = self.of_duties(question, &question.duties(self.force));
+            return chosen.map_err(|error| preset.refused(error));
+        }
         // Where splitting is forced, a request whose split failed must not fail for want of another pair.
         let forced = self.force == Force::Split && question.facts.local.is_none();
         if forced && !question.lessons.local_only && question.lessons.warm.is_none() {
@@ -271,6 +312,12 @@ impl Planning {
         let (ask, now) = (question.ask(), self.clock.now());
         let pairing = |prefill, decode| question.snapshot.fits(prefill, decode);
         let rng = &mut rand::rng();
+        if self.policy == Policy::Cost && self.temperature > 0.0 {
+            let temperature = self.temperature;
+            return self
+                .planner
+                .sampled(ask, workers, &pairing, now, temperature, rng);
+        }
         if self.policy == Policy::Cost {
             return self.planner.cheapest(ask, workers, &pairing, now, rng);
         }

@@ -51,6 +51,7 @@ struct Scene {
     facts: Facts,
     prediction: Prediction,
     lessons: Lessons,
+    wish: Wish,
 }
 
 impl Scene {
@@ -62,6 +63,7 @@ impl Scene {
             facts: facts(),
             prediction,
             lessons: Lessons::default(),
+            wish: Wish::default(),
         }
     }
 
@@ -71,6 +73,7 @@ impl Scene {
             facts: &self.facts,
             prediction: &self.prediction,
             lessons: &self.lessons,
+            wish: &self.wish,
         }
     }
 
@@ -223,4 +226,35 @@ fn decisions_are_kept_and_say_why() {
     assert_eq!(shown[0]["others"][0]["worker"], "a");
     assert_eq!(shown[0]["others"][0]["lost_by"]["mostly"], "prefill");
     assert_eq!(shown[0]["reported_cached_tokens"], 2400);
+}
+
+#[test]
+fn what_a_gateway_has_chosen_is_taken_or_refused() {
+    let index: Arc<Index> = Arc::default();
+    let cold = holder(&index, "a", 0, false);
+    let warm = holder(&index, "b", 150, false);
+    let mut scene = Scene::new(&index, [cold, warm]);
+    let planning = planning(&[]);
+    scene.wish.route = Some("local=a".parse().unwrap());
+    assert_eq!(scene.chosen(&planning).unwrap(), ["a"]);
+    for (route, part) in [
+        ("local=c", "worker c cannot"),
+        ("split=a,b", "a cannot hand over to b"),
+    ] {
+        scene.wish.route = Some(route.parse().unwrap());
+        let error = scene.chosen(&planning).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_session_stays_with_its_worker() {
+    let index: Arc<Index> = Arc::default();
+    let workers = ["a", "b", "c"].map(|id| holder(&index, id, 0, false));
+    let mut scene = Scene::new(&index, workers);
+    let planning = planning(&[]);
+    scene.wish.keep = Some(("c".parse().unwrap(), 0.1));
+    for _ in 0..20 {
+        assert_eq!(scene.chosen(&planning).unwrap(), ["c"]);
+    }
 }

@@ -1,5 +1,6 @@
-//! The policies that Baton is compared with.
+//! Baton's planner, and the policies that it is compared with.
 
+mod baton;
 mod dynamo;
 mod least_loaded;
 mod outstanding;
@@ -8,6 +9,7 @@ mod round_robin;
 
 use baton_proto::worker::Role;
 
+pub use self::baton::Baton;
 pub use self::dynamo::Dynamo;
 pub use self::least_loaded::LeastLoaded;
 pub use self::prefix_only::PrefixOnly;
