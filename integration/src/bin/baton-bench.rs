@@ -74,7 +74,10 @@ enum Bench {
         /// Only fleets whose names begin so.
         #[arg(long, value_name = "PREFIX")]
         fleet: Option<String>,
-        /// Only these policies.
+        /// Only this speed-up for eight workers; may be given again.
+        #[arg(long = "load", value_name = "NUMBER")]
+        loads: Vec<f64>,
+        /// Only this policy; may be given again.
         #[arg(long = "policy", value_name = "NAME")]
         policies: Vec<String>,
     },
@@ -107,6 +110,7 @@ fn run(args: &Args) -> Result<()> {
             traces,
             trace,
             fleet,
+            loads,
             policies,
         } => {
             return compare_policies(&matrix::Extent {
@@ -115,6 +119,7 @@ fn run(args: &Args) -> Result<()> {
                 traces: traces.clone(),
                 trace: trace.clone(),
                 fleet: fleet.clone(),
+                loads: loads.clone(),
                 policies: policies.clone(),
             });
         }

@@ -15,20 +15,39 @@ use super::simulation;
 use super::summary::Summary;
 use super::trace::{self, Trace};
 
-/// A policy by name.
-pub type Make = fn(seed: u64) -> Box<dyn Policy>;
+/// A policy that takes part.
+#[derive(Debug, Clone, Copy)]
+pub struct Contender {
+    /// Its name in figures.
+    pub name: &'static str,
+    /// Makes one.
+    pub make: fn(seed: u64) -> Box<dyn Policy>,
+    /// Whether it differs from the one before it only where workers have roles.
+    pub needs_roles: bool,
+}
 
 /// All policies; the last one is who is compared with the others.
-pub const POLICIES: [(&str, Make); 6] = [
-    ("round_robin", |_| Box::new(RoundRobin::default())),
-    ("least_loaded", |_| Box::new(LeastLoaded::default())),
-    ("prefix_only", |_| Box::new(PrefixOnly::default())),
-    ("dynamo", |seed| Box::new(Dynamo::new(false, seed))),
-    ("dynamo_conditional", |seed| {
-        Box::new(Dynamo::new(true, seed))
-    }),
-    ("baton", |seed| Box::new(Baton::new(seed))),
+pub const CONTENDERS: [Contender; 6] = [
+    contender("round_robin", |_| Box::new(RoundRobin::default())),
+    contender("least_loaded", |_| Box::new(LeastLoaded::default())),
+    contender("prefix_only", |_| Box::new(PrefixOnly::default())),
+    contender("dynamo", |seed| Box::new(Dynamo::new(false, seed))),
+    Contender {
+        needs_roles: true,
+        ..contender("dynamo_conditional", |seed| {
+            Box::new(Dynamo::new(true, seed))
+        })
+    },
+    contender("baton", |seed| Box::new(Baton::new(seed))),
 ];
+
+const fn contender(name: &'static str, make: fn(u64) -> Box<dyn Policy>) -> Contender {
+    Contender {
+        name,
+        make,
+        needs_roles: false,
+    }
+}
 
 /// What is asked for.
 #[derive(Debug, Clone, Default)]
@@ -43,6 +62,8 @@ pub struct Extent {
     pub trace: Option<String>,
     /// Only fleets whose names begin so.
     pub fleet: Option<String>,
+    /// Only these speed-ups for eight workers, instead of those of [`loads`]; all of those if there are none.
+    pub loads: Vec<f64>,
     /// Only these policies; all if there are none.
     pub policies: Vec<String>,
 }
@@ -72,11 +93,14 @@ pub struct Compared {
 /// Requests of a trace in a smoke run.
 const SMOKE: usize = 400;
 
-/// Speed-ups of a trace for eight workers; a fleet of more gets as much more.
-fn loads(trace: &str) -> &'static [f64] {
-    match trace {
-        "conversation" => &[0.5, 0.75, 1.0, 1.25, 1.5, 1.75],
-        _ => &[0.25, 0.5, 0.75, 1.0, 1.25],
+/// Speed-ups of a trace for eight workers, up to where most policies' queues grow for as long as it lasts; a fleet of more
+/// workers gets as much more.
+fn loads(trace: &str, split: bool) -> &'static [f64] {
+    match (trace, split) {
+        ("conversation", true) => &[0.5, 1.0, 1.25, 1.5],
+        ("conversation", false) => &[0.5, 1.0, 1.5, 2.0],
+        (_, true) => &[0.25, 0.5, 0.75, 1.0],
+        (_, false) => &[0.5, 1.0, 1.5, 2.0],
     }
 }
 
@@ -100,43 +124,49 @@ fn fleets() -> Vec<FleetKind> {
 /// Runs everything; `progress` is told what is done, of how much, and what ended last.
 pub fn run(extent: &Extent, mut progress: impl FnMut(usize, usize, &str)) -> Result<Vec<Compared>> {
     let traces = load(extent, extent.traces.as_deref())?;
-    let policies: Vec<(&'static str, Make)> = POLICIES
-        .into_iter()
-        .filter(|(name, _)| {
-            extent.policies.is_empty() || extent.policies.iter().any(|wanted| wanted == name)
-        })
-        .collect();
     let cells = cells(extent, &traces);
+    let rounds = extent.rounds.max(1);
+    let mut jobs = Vec::new();
+    for cell in &cells {
+        for contender in contenders(extent, cell) {
+            jobs.extend((1..=rounds as u64).map(|seed| (cell, contender, seed)));
+        }
+    }
     ensure!(
-        !cells.is_empty() && !policies.is_empty(),
+        !jobs.is_empty(),
         "no trace, fleet or policy has such a name"
     );
-    let rounds = extent.rounds.max(1);
-    let jobs: Vec<(&Cell, Make, u64)> = cells
-        .iter()
-        .flat_map(|cell| policies.iter().map(move |(_, make)| (cell, *make)))
-        .flat_map(|(cell, make)| (1..=rounds as u64).map(move |seed| (cell, make, seed)))
-        .collect();
     let mut done = 0;
     let summaries = in_parallel(
         &jobs,
-        |(cell, make, seed)| one(cell, &traces, *make, *seed),
-        |(cell, ..)| {
+        |(cell, contender, seed)| one(cell, &traces, *contender, *seed),
+        |(cell, contender, _)| {
             done += 1;
-            progress(done, jobs.len(), &cell.to_string());
+            progress(done, jobs.len(), &format!("{cell} {}", contender.name));
         },
     )?;
     let mut summaries = summaries.into_iter();
-    Ok(cells
-        .iter()
-        .map(|cell| Compared {
+    let mut of_cell = |cell: &Cell| {
+        let contenders = contenders(extent, cell);
+        let policies = contenders.map(|contender| {
+            let rounds = summaries.by_ref().take(rounds).collect();
+            (contender.name, rounds)
+        });
+        Compared {
             cell: cell.clone(),
-            policies: policies
-                .iter()
-                .map(|(name, _)| (*name, summaries.by_ref().take(rounds).collect()))
-                .collect(),
-        })
-        .collect())
+            policies: policies.collect(),
+        }
+    };
+    Ok(cells.iter().map(&mut of_cell).collect())
+}
+
+fn contenders(extent: &Extent, cell: &Cell) -> impl Iterator<Item = Contender> {
+    let split = cell.fleet.split;
+    CONTENDERS.into_iter().filter(move |contender| {
+        let wanted = &extent.policies;
+        (split || !contender.needs_roles)
+            && (wanted.is_empty() || wanted.iter().any(|name| name == contender.name))
+    })
 }
 
 fn load(extent: &Extent, directory: Option<&Path>) -> Result<Vec<Trace>> {
@@ -166,8 +196,11 @@ fn cells(extent: &Extent, traces: &[Trace]) -> Vec<Cell> {
             {
                 continue;
             }
-            let loads = loads(trace.name);
-            let loads = if extent.smoke { &loads[2..3] } else { loads };
+            let loads = match (loads(trace.name, fleet.split), extent.smoke) {
+                _ if !extent.loads.is_empty() => &extent.loads,
+                (loads, false) => loads,
+                (loads, true) => &loads[1..2],
+            };
             #[expect(clippy::cast_precision_loss, reason = "64 at most")]
             let size = fleet.workers as f64 / 8.0;
             cells.extend(loads.iter().map(|load| Cell {
@@ -181,9 +214,9 @@ fn cells(extent: &Extent, traces: &[Trace]) -> Vec<Cell> {
     cells
 }
 
-fn one(cell: &Cell, traces: &[Trace], make: Make, seed: u64) -> Result<Summary> {
+fn one(cell: &Cell, traces: &[Trace], contender: Contender, seed: u64) -> Result<Summary> {
     let workers = cell.fleet.workers(seed);
-    let mut policy = make(seed);
+    let mut policy = (contender.make)(seed);
     let trace = &traces[cell.trace];
     let delays = Delays::default();
     let outcome: Outcome = simulation::run(trace, cell.speedup, &workers, delays, policy.as_mut())

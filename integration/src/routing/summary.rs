@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::matrix::{Compared, POLICIES};
+use super::matrix::{CONTENDERS, Compared};
 use super::outcome::{Outcome, mean};
 use crate::bench::figure::{median, rounded};
 
@@ -103,7 +103,7 @@ pub fn figures(compared: &[Compared]) -> Vec<Figure> {
     let mut figures: Vec<Figure> = cells
         .flat_map(|cell| (0..METRICS.len()).map(|metric| figure(cell, metric)))
         .collect();
-    let (subject, _) = POLICIES[POLICIES.len() - 1];
+    let subject = CONTENDERS[CONTENDERS.len() - 1].name;
     let worst = ["ttft_mean", "ttft_p99"].map(|metric| worst(&figures, metric, subject));
     figures.extend(worst.into_iter().flatten());
     figures

@@ -39,6 +39,10 @@ pub(crate) struct RoutingArgs {
     #[arg(long, value_name = "PREFIX")]
     fleet: Option<String>,
 
+    /// Only this speed-up of the trace for eight workers (a larger fleet gets as much more); may be given again.
+    #[arg(long = "load", value_name = "NUMBER")]
+    loads: Vec<f64>,
+
     /// Only this policy; may be given again.
     #[arg(long = "policy", value_name = "NAME")]
     policies: Vec<String>,
@@ -74,6 +78,9 @@ pub(super) fn run(args: &RoutingArgs, missing: Missing) -> Result<()> {
             .iter()
             .flat_map(|name| ["--policy", name.as_str()]),
     );
+    for load in &args.loads {
+        command.args(["--load", &load.to_string()]);
+    }
     let figures = figures_of(command, "routing")?;
     show(&figures, args.json, print)
 }
@@ -113,7 +120,11 @@ fn print(figures: &[Figure]) {
         .filter(|figure| parts(&figure.name).is_none())
     {
         let [best, worst] = figure.spread.map(short);
-        println!("{}: worst {worst}, best {best}", figure.name);
+        let subject = figure.subject.as_deref().unwrap_or("baton");
+        println!(
+            "{}: {subject} to the best other, worst {worst}, best {best}",
+            figure.name
+        );
     }
 }
 

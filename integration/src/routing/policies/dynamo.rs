@@ -210,3 +210,123 @@ impl Booked {
 fn small(of: u64) -> f64 {
     of as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::worker::Role;
+
+    use super::*;
+    use crate::routing::policies::fixture::{arrival, facts, held};
+
+    /// Costs of three workers for a request of 1,100 tokens: two full blocks of 512, and a third that is not full.
+    #[test]
+    fn the_cost_is_what_is_to_be_prefilled_and_decoded() {
+        let request = arrival(7, 1100, &[1, 2]);
+        let idle = Booked::default();
+        // 1100 / 512 - 0 and three blocks to decode.
+        assert_close(idle.cost(&request, 0, 512), 2.148_437_5 + 3.0);
+        assert_close(idle.cost(&request, 2, 512), 0.148_437_5 + 3.0);
+        let busy = Booked {
+            prefill_tokens: 2048,
+            blocks: HashMap::from([(1, 1), (8, 2), (9, 1)]),
+            partial: 4,
+        };
+        // (2048 + 1100) / 512 - 1; blocks 1, 8, 9 and, new, 2; four partial ones and its own.
+        assert_close(busy.cost(&request, 1, 512), 6.148_437_5 - 1.0 + 4.0 + 5.0);
+        // More credit than there is to prefill counts no further.
+        assert_close(idle.cost(&request, 9, 512), 3.0);
+    }
+
+    #[test]
+    fn a_hit_outweighs_load_until_it_does_not() {
+        let mut dynamo = Dynamo::new(false, 1);
+        let workers = [Role::Any, Role::Any].map(facts);
+        let cached = held(&[4, 0]);
+        let seen = Seen {
+            workers: &workers,
+            cached: &cached,
+        };
+        let blocks = [1, 2, 3, 4, 5];
+        let mut choices = Vec::new();
+        for number in 0..4 {
+            let request = arrival(number, 2560, &blocks);
+            choices.push(dynamo.choose(0.0, &request, &seen));
+        }
+        // Each there adds a block to prefill; blocks to decode are the same ones. 5 - 4 + 5, then 6 - 4 + 5, 7 - 4 + 5 and
+        // 8 - 4 + 5 against 5 + 5: the hit is worth four requests (a fifth would be a tie).
+        assert_eq!(choices, [Choice::Local { worker: 0 }; 4]);
+        assert_eq!(dynamo.booked[0].prefill_tokens, 4 * 512);
+        let other = arrival(9, 512, &[50]);
+        let nothing = held(&[0, 0]);
+        let seen = Seen {
+            cached: &nothing,
+            ..seen
+        };
+        assert_eq!(
+            dynamo.choose(0.0, &other, &seen),
+            Choice::Local { worker: 1 }
+        );
+    }
+
+    #[test]
+    fn what_is_booked_goes_when_its_time_comes() {
+        let mut dynamo = Dynamo::new(false, 1);
+        let workers = [Role::Prefill, Role::Decode].map(facts);
+        let cached = held(&[1, 1]);
+        let seen = Seen {
+            workers: &workers,
+            cached: &cached,
+        };
+        let request = arrival(3, 1100, &[1, 2]);
+        let split = Choice::Split {
+            prefill: 0,
+            decode: 1,
+        };
+        assert_eq!(dynamo.choose(0.0, &request, &seen), split);
+        let booked = |dynamo: &Dynamo| {
+            let of = |booked: &Booked| (booked.prefill_tokens, booked.blocks.len(), booked.partial);
+            dynamo.booked.iter().map(of).collect::<Vec<_>>()
+        };
+        assert_eq!(booked(&dynamo), [(588, 2, 1), (0, 2, 1)]);
+        let ready = News::PrefillReady {
+            request: 3,
+            worker: 0,
+            cached: 512,
+        };
+        dynamo.told(1.0, &ready);
+        assert_eq!(booked(&dynamo), [(0, 0, 0), (0, 2, 1)]);
+        let finished = News::Finished {
+            request: 3,
+            worker: 1,
+            cached: 512,
+            generated: 9,
+        };
+        dynamo.told(2.0, &finished);
+        assert_eq!(booked(&dynamo), [(0, 0, 0); 2]);
+        assert!(dynamo.legs.is_empty());
+    }
+
+    #[test]
+    fn little_that_is_uncached_stays_on_the_decode_worker() {
+        let workers = [Role::Prefill, Role::Decode, Role::Decode].map(facts);
+        let choice = |tokens, held_by_last| {
+            let cached = held(&[0, 0, held_by_last]);
+            let seen = Seen {
+                workers: &workers,
+                cached: &cached,
+            };
+            let blocks: Vec<u64> = (1..=u64::from(tokens / 512)).collect();
+            Dynamo::new(true, 1).choose(0.0, &arrival(1, tokens, &blocks), &seen)
+        };
+        let local = Choice::Local { worker: 2 };
+        // 2047 of 5119 tokens are left; then 2048; then 1000 of 1512, under 0.7; then 1200 of 1712, above.
+        assert_eq!(choice(5119, 6), local);
+        assert!(matches!(choice(5120, 6), Choice::Split { .. }));
+        assert_eq!(choice(1512, 1), local);
+        assert!(matches!(choice(1712, 1), Choice::Split { .. }));
+    }
+
+    fn assert_close(one: f64, other: f64) {
+        assert!((one - other).abs() < 1e-9, "{one}, not {other}");
+    }
+}
