@@ -89,33 +89,9 @@ const METHODS: [&str; 19] = [
     "rfind",
     "cycle",
 ];
-/// Names that Python's mappings, lists or strings answer to themselves, before any member of that name.
-const PYTHON_NAMES: [&str; 24] = [
-    "items",
-    "keys",
-    "values",
-    "get",
-    "pop",
-    "popitem",
-    "copy",
-    "update",
-    "clear",
-    "setdefault",
-    "fromkeys",
-    "append",
-    "count",
-    "extend",
-    "index",
-    "insert",
-    "remove",
-    "reverse",
-    "sort",
-    "format",
-    "title",
-    "join",
-    "split",
-    "strip",
-];
+/// Names that Python's mappings answer to themselves, before any member of that name.
+const PYTHON_NAMES: [&str; 11] =
+    ["items", "keys", "values", "get", "pop", "popitem", "copy", "update", "clear", "setdefault", "fromkeys"];
 /// Functions of Jinja2 that have no counterpart here.
 const NO_FUNCTIONS: [&str; 5] = ["lipsum", "cycler", "joiner", "self", "debug"];
 
