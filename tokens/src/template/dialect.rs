@@ -90,8 +90,19 @@ const METHODS: [&str; 19] = [
     "cycle",
 ];
 /// Names that Python's mappings answer to themselves, before any member of that name.
-const PYTHON_NAMES: [&str; 11] =
-    ["items", "keys", "values", "get", "pop", "popitem", "copy", "update", "clear", "setdefault", "fromkeys"];
+const PYTHON_NAMES: [&str; 11] = [
+    "items",
+    "keys",
+    "values",
+    "get",
+    "pop",
+    "popitem",
+    "copy",
+    "update",
+    "clear",
+    "setdefault",
+    "fromkeys",
+];
 /// Functions of Jinja2 that have no counterpart here.
 const NO_FUNCTIONS: [&str; 5] = ["lipsum", "cycler", "joiner", "self", "debug"];
 

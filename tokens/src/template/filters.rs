@@ -15,10 +15,14 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     environment.add_filter("join", join);
     environment.add_filter("int", int);
     for case in ["upper", "lower", "capitalize"] {
-        environment.add_filter(case, move |value: &Value| in_case(&python::str(value)?, case));
+        environment.add_filter(case, move |value: &Value| {
+            in_case(&python::str(value)?, case)
+        });
     }
     environment.add_test("sequence", is_sequence);
-    environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+    environment.add_test("number", |value: &Value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+    });
 }
 
 fn tojson(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<String, Error> {
@@ -91,7 +95,9 @@ fn int(value: &Value) -> Result<Value, Error> {
             // Every integer so small is a float exactly.
             #[expect(clippy::cast_possible_truncation, reason = "checked to be small")]
             let small = (float.abs() < 1e15).then_some(float as i64);
-            small.map(Value::from).ok_or_else(|| unlike_python("a large float as an integer"))
+            small
+                .map(Value::from)
+                .ok_or_else(|| unlike_python("a large float as an integer"))
         }
         kind => Err(unlike_python(&format!("{kind} as an integer"))),
     }
@@ -103,8 +109,13 @@ fn int_of_text(text: &str) -> Result<Value, Error> {
         return Ok(Value::from(number));
     }
     // Python also reads floats, underscores, other scripts' digits, and `inf`.
-    let certainly_none = plain.chars().all(|c| c.is_ascii() && !c.is_ascii_digit()) && !plain.to_ascii_lowercase().contains(['n', 'i']);
-    if certainly_none { Ok(Value::from(0)) } else { Err(unlike_python("such a text as an integer")) }
+    let certainly_none = plain.chars().all(|c| c.is_ascii() && !c.is_ascii_digit())
+        && !plain.to_ascii_lowercase().contains(['n', 'i']);
+    if certainly_none {
+        Ok(Value::from(0))
+    } else {
+        Err(unlike_python("such a text as an integer"))
+    }
 }
 
 /// What has a length and members by number or name; of an iterator it cannot be told here which one Python has.

@@ -65,7 +65,11 @@ pub(super) fn in_case(text: &str, case: &str) -> Result<String, Error> {
     if !text.is_ascii() {
         return Err(unlike_python("the case of letters beyond ASCII"));
     }
-    let mut changed = if case == "upper" { text.to_ascii_uppercase() } else { text.to_ascii_lowercase() };
+    let mut changed = if case == "upper" {
+        text.to_ascii_uppercase()
+    } else {
+        text.to_ascii_lowercase()
+    };
     if case == "capitalize"
         && let Some(first) = changed.get_mut(..1)
     {

@@ -44,7 +44,7 @@ impl Template {
         let (content_format, reads_clock) =
             (content::format(&parsed), dialect::reads_clock(&parsed));
         let exact = rewrite::concatenations(&readable, &parsed);
-        if !walk::parse(&exact).is_ok_and(|root| rewrite::is_exact(&root)) {
+        if !walk::parse(&exact).is_ok_and(|root| rewrite::is_exact(&root, &parsed)) {
             return Err("it joins values by ~ in a way that is not reproduced here".to_owned());
         }
         let mut environment = environment::new(fuel);

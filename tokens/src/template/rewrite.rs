@@ -29,9 +29,29 @@ pub(super) fn generation_blocks(source: &str) -> String {
     out
 }
 
-/// Whether every part of every `~` is text or made text.
-pub(super) fn is_exact(root: &Stmt<'_>) -> bool {
-    operands(root).all(|operand| is_text(operand))
+/// Whether a rewritten template is the same but for our filter, and every part of every `~` is text.
+pub(super) fn is_exact(root: &Stmt<'_>, original: &Stmt<'_>) -> bool {
+    operands(root).all(is_text) && shape(root) == shape(original)
+}
+
+/// A template's nodes by kind and name, in order, without our filter.
+fn shape(root: &Stmt<'_>) -> Vec<String> {
+    let described = nodes(root).into_iter().filter_map(|node| match node {
+        Node::Statement(statement) => Some(format!("{:?}", std::mem::discriminant(statement))),
+        Node::Expression(Expr::Filter(filter)) if filter.name == AS_TEXT => None,
+        Node::Expression(expression) => {
+            let name = match expression {
+                Expr::Var(var) => var.id.to_owned(),
+                Expr::Const(constant) => constant.value.to_string(),
+                Expr::GetAttr(get) => get.name.to_owned(),
+                Expr::Filter(filter) => filter.name.to_owned(),
+                Expr::Test(test) => test.name.to_owned(),
+                _ => String::new(),
+            };
+            Some(format!("{:?} {name}", std::mem::discriminant(expression)))
+        }
+    });
+    described.collect()
 }
 
 /// The parts of every `~` in a template.
@@ -62,9 +82,8 @@ fn is_text(operand: &Expr<'_>) -> bool {
 pub(super) fn concatenations(source: &str, root: &Stmt<'_>) -> String {
     let mut inserts: Vec<(usize, String)> = Vec::new();
     for operand in operands(root).filter(|operand| !is_text(operand)) {
-        let span = operand.span();
-        inserts.push((span.start_offset as usize, "(".to_owned()));
-        inserts.push((span.end_offset as usize, format!(")|{AS_TEXT}")));
+        inserts.push((start(operand), "(".to_owned()));
+        inserts.push((operand.span().end_offset as usize, format!(")|{AS_TEXT}")));
     }
     inserts.sort_by_key(|(at, _)| *at);
     let mut out = String::with_capacity(source.len() + inserts.len() * 8);
@@ -76,4 +95,24 @@ pub(super) fn concatenations(source: &str, root: &Stmt<'_>) -> String {
     }
     out.push_str(source.get(from..).unwrap_or_default());
     out
+}
+
+/// Where an expression begins. The parser's own mark of a member, a call or a filter may lie behind what they are applied
+/// to. Whether a parenthesis goes before or behind another one is the same.
+fn start(expression: &Expr<'_>) -> usize {
+    match expression {
+        Expr::GetAttr(get) => start(&get.expr),
+        Expr::GetItem(get) => start(&get.expr),
+        Expr::Slice(slice) => start(&slice.expr),
+        Expr::Call(call) => start(&call.expr),
+        Expr::Test(test) => start(&test.expr),
+        Expr::BinOp(op) => start(&op.left),
+        Expr::Compare(compare) => start(&compare.expr),
+        Expr::IfExpr(cond) => start(&cond.true_expr),
+        Expr::Filter(filter) => filter
+            .expr
+            .as_ref()
+            .map_or(filter.span().start_offset as usize, start),
+        _ => expression.span().start_offset as usize,
+    }
 }
