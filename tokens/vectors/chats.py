@@ -257,6 +257,58 @@ end
 {{ true and 1 }}{{ 0 or false }}{{ True }}{{ False }}{{ None }}{{ none }}
 ---
 {{ [[1, 2], [3]] }}{{ [] }}{{ {} }}{{ '' }}{{ [none, true] }}{{ [''] }}{{ ['\n'] }}{{ ['é'] }}
+---
+{{ none is iterable }}{{ missing is iterable }}{{ missing is sequence }}{{ missing is mapping }}{{ missing is string }}{{ 5 is iterable }}{{ none is sequence }}{{ true is iterable }}{{ none is mapping }}{{ missing is number }}{{ missing is none }}
+---
+{{ missing | length }}{% for x in missing %}{{ x }}{% endfor %}{{ missing ~ 'x' }}{{ missing | list }}{{ missing | join(',') }}|{{ missing | string }}|{{ missing | upper }}|{{ missing | trim }}|{{ missing | first }}
+---
+{% for x in none %}{% endfor %}
+---
+{{ none | length }}
+---
+{{ 'a' in none }}
+---
+{{ 'a' in missing }}
+---
+{{ 'a' + 1 }}
+---
+{{ none.x is defined }}{{ none['x'] is defined }}{{ 'abc'.x is defined }}{{ 'abc'['x'] is defined }}{{ words.x is defined }}{{ words['x'] is defined }}{{ n.x is defined }}
+---
+{{ 'a' ~ 1 + 2 }}
+---
+{{ 'a' ~ (1 + 2) }}{{ 1 if missing is defined and missing else 2 }}{{ not t == false }}{{ "x" * 0 }}{{ loop is defined }}
+---
+{% for a, b in [[1, 2], [3, 4]] %}{{ a }}{{ b }}{% endfor %}{% for x in [1, 2] %}{% set outer = loop %}{% for y in [3] %}{{ outer.index }}{{ loop.index }}{% endfor %}{% endfor %}
+---
+{{ 'a'.split('x') }}{{ ''.split(',') }}{{ ''.split() }}{{ messages[1].content.split('in')[0] }}{{ 'a.b.c'.split('.')[1:] | list }}
+---
+{{ numbers | map('string') | join }}{{ people | map(attribute='name') | map('upper') | list }}{{ map | length }}{{ map | list }}{{ map | first }}{{ 'abc' | list }}{{ 'abc' | first }}{{ uni | length }}
+---
+{% set ns = namespace() %}{{ ns.x is defined }}{{ namespace(a=1).a }}{{ range(10)[2:5] | list }}{{ map.zz | default('q') }}{{ (missing or {}).get('a', 3) }}
+---
+{{ map['items'] }}
+---
+{% for tool in tools %}{% for name, spec in tool.function.parameters.properties.items() %}{% if spec['type'] == 'array' %}{{ spec['items']['type'] }}{{ spec['items'] | tojson }}{{ spec['items'] is mapping }}{% endif %}{% endfor %}{% endfor %}
+---
+{{ map.items }}
+---
+{{ words | tojson(2) }}
+---
+{{ 'a' if missing.x is defined else 'b' }}
+---
+{{ messages[9].content }}
+---
+{{ messages[9] is defined }}{{ messages[-1].role }}{{ messages[0].missing }}{{ messages[0]['missing'] }}
+---
+{{ (messages | first).role }}{{ (messages | last).role }}{{ (messages | length) - 1 }}{{ messages[(messages | length) - 1].role }}
+---
+{% set text = '' %}{% for w in words %}{% set text = text + w %}{% endfor %}[{{ text }}]{% set ns = namespace(text='') %}{% for w in words %}{% set ns.text = ns.text ~ w ~ loop.index %}{% endfor %}{{ ns.text }}
+---
+{%- macro show(value, depth=0) -%}{%- if value is mapping -%}{%- for k, v in value.items() -%}{{ ' ' * depth }}{{ k }}:{{ show(v, depth + 1) }}{%- endfor -%}{%- elif value is iterable and value is not string -%}[{%- for v in value -%}{{ show(v, depth) }},{%- endfor -%}]{%- else -%}{{ value }}{%- endif -%}{%- endmacro -%}{{ show(tools[0]) }}
+---
+{% if not (n is defined and n > 3) %}a{% elif n in [7, 8] and words | length > 2 %}b{% else %}c{% endif %}{{ 'x' if n is defined and n is not none and n }}
+---
+{{ '' is string and not '' }}{{ '0' | int == 0 }}{{ ('a' ~ 'b') is string }}{{ (1, 2) | length }}{{ 'abc'[:2] ~ 'abc'[2:] }}{{ 'abc' | replace('b', '') }}{{ words | map('length') | list }}
 """
 
 

@@ -167,13 +167,6 @@ fn check_expression(expression: &Expr<'_>, all: &[Node<'_, '_>]) -> Result<(), S
             "attribute",
             get.name,
         ),
-        Expr::GetItem(get) => match &get.subscript_expr {
-            Expr::Const(name) => {
-                let name = name.value.as_str().unwrap_or_default();
-                known(!is_python_name(name), "member", name)
-            }
-            _ => Ok(()),
-        },
         _ => Ok(()),
     }
 }
@@ -190,7 +183,7 @@ fn named_inside(arguments: &[CallArg<'_>]) -> Result<(), String> {
     }
 }
 
-fn is_python_name(name: &str) -> bool {
+pub(super) fn is_python_name(name: &str) -> bool {
     PYTHON_NAMES.contains(&name) || name.starts_with("__")
 }
 

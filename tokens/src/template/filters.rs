@@ -4,7 +4,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, Value};
 
 use super::methods::{in_case, strip};
-use super::rewrite::AS_TEXT;
+use super::rewrite::{AS_TEXT, MEMBER};
 use crate::python::{self, Dumps, unlike_python};
 
 pub(super) fn add(environment: &mut Environment<'static>) {
@@ -19,7 +19,18 @@ pub(super) fn add(environment: &mut Environment<'static>) {
             in_case(&python::str(value)?, case)
         });
     }
+    environment.add_filter(MEMBER, member);
     environment.add_test("sequence", is_sequence);
+    environment.add_test("iterable", |value: &Value| {
+        matches!(
+            value.kind(),
+            ValueKind::Seq
+                | ValueKind::Map
+                | ValueKind::String
+                | ValueKind::Iterable
+                | ValueKind::Undefined
+        )
+    });
     environment.add_test("number", |value: &Value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
     });
@@ -121,8 +132,17 @@ fn int_of_text(text: &str) -> Result<Value, Error> {
 /// What has a length and members by number or name; of an iterator it cannot be told here which one Python has.
 fn is_sequence(value: &Value) -> Result<bool, Error> {
     match value.kind() {
-        ValueKind::Seq | ValueKind::Map | ValueKind::String => Ok(true),
+        ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined => Ok(true),
         ValueKind::Iterable | ValueKind::Plain => Err(unlike_python("whether this is a sequence")),
         _ => Ok(false),
+    }
+}
+
+/// A member of a name that Python's mappings have a method of: without the member, that is what Python finds.
+fn member(value: Value) -> Result<Value, Error> {
+    if value.is_undefined() {
+        Err(unlike_python("a method of a mapping"))
+    } else {
+        Ok(value)
     }
 }

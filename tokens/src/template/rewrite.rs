@@ -1,11 +1,14 @@
-//! Two things that minijinja reads differently, put into words that both read alike.
+//! What minijinja reads differently, put into words that both read alike.
 
 use minijinja::machinery::ast::{BinOpKind, Expr, Stmt};
 
+use super::dialect::is_python_name;
 use super::walk::{Node, nodes};
 
-/// A filter of ours: the value as Python's `str` writes it. No template can spell it by accident.
+/// A filter of ours: the value as Python's `str` writes it. No template spells it by accident.
 pub(super) const AS_TEXT: &str = "baton_python_str";
+/// Another one: a member that must be there, since Python would find a method instead.
+pub(super) const MEMBER: &str = "baton_python_member";
 
 /// `{% generation %}` marks what an assistant said and prints it unchanged; minijinja has no such block. A `with` without
 /// variables is the same: a scope of its own.
@@ -29,16 +32,16 @@ pub(super) fn generation_blocks(source: &str) -> String {
     out
 }
 
-/// Whether a rewritten template is the same but for our filter, and every part of every `~` is text.
+/// Whether a rewritten template is the same but for our filters, and these are where they have to be.
 pub(super) fn is_exact(root: &Stmt<'_>, original: &Stmt<'_>) -> bool {
-    operands(root).all(is_text) && shape(root) == shape(original)
+    wanted(root).is_empty() && shape(root) == shape(original)
 }
 
-/// A template's nodes by kind and name, in order, without our filter.
+/// A template's nodes by kind and name, in order, without our filters.
 fn shape(root: &Stmt<'_>) -> Vec<String> {
     let described = nodes(root).into_iter().filter_map(|node| match node {
         Node::Statement(statement) => Some(format!("{:?}", std::mem::discriminant(statement))),
-        Node::Expression(Expr::Filter(filter)) if filter.name == AS_TEXT => None,
+        Node::Expression(Expr::Filter(filter)) if matches!(filter.name, AS_TEXT | MEMBER) => None,
         Node::Expression(expression) => {
             let name = match expression {
                 Expr::Var(var) => var.id.to_owned(),
@@ -54,17 +57,31 @@ fn shape(root: &Stmt<'_>) -> Vec<String> {
     described.collect()
 }
 
-/// The parts of every `~` in a template.
-fn operands<'n, 't: 'n>(root: &'n Stmt<'t>) -> impl Iterator<Item = &'n Expr<'t>> {
-    nodes(root)
-        .into_iter()
-        .filter_map(|node| match node {
-            Node::Expression(Expr::BinOp(op)) if matches!(op.op, BinOpKind::Concat) => {
-                Some([&op.left, &op.right])
+/// Expressions that have to go through one of our filters and do not yet.
+fn wanted<'n, 't>(root: &'n Stmt<'t>) -> Vec<(&'n Expr<'t>, &'static str)> {
+    let (mut wanted, mut done) = (Vec::new(), Vec::new());
+    for node in nodes(root) {
+        let Node::Expression(expression) = node else {
+            continue;
+        };
+        match expression {
+            Expr::BinOp(op) if matches!(op.op, BinOpKind::Concat) => {
+                let parts = [&op.left, &op.right]
+                    .into_iter()
+                    .filter(|operand| !is_text(operand));
+                wanted.extend(parts.map(|operand| (operand, AS_TEXT)));
             }
-            _ => None,
-        })
-        .flatten()
+            Expr::Filter(filter) if filter.name == MEMBER => {
+                done.extend(filter.expr.as_ref().map(std::ptr::from_ref))
+            }
+            Expr::GetItem(get) if !done.contains(&std::ptr::from_ref(expression)) => {
+                let named = matches!(&get.subscript_expr, Expr::Const(name) if name.value.as_str().is_some_and(is_python_name));
+                wanted.extend(named.then_some((expression, MEMBER)));
+            }
+            _ => {}
+        }
+    }
+    wanted
 }
 
 fn is_text(operand: &Expr<'_>) -> bool {
@@ -77,13 +94,13 @@ fn is_text(operand: &Expr<'_>) -> bool {
     }
 }
 
-/// `a ~ b` joins what `str` makes of both in Jinja2; minijinja writes some values otherwise. Operands that are no plain
-/// text are passed through our own filter.
-pub(super) fn concatenations(source: &str, root: &Stmt<'_>) -> String {
+/// `a ~ b` joins what `str` makes of both in Jinja2, where minijinja writes some values otherwise; and `a['items']` is
+/// Python's method where there is no such member. Both are passed through filters of ours.
+pub(super) fn exactly(source: &str, root: &Stmt<'_>) -> String {
     let mut inserts: Vec<(usize, String)> = Vec::new();
-    for operand in operands(root).filter(|operand| !is_text(operand)) {
-        inserts.push((start(operand), "(".to_owned()));
-        inserts.push((operand.span().end_offset as usize, format!(")|{AS_TEXT}")));
+    for (expression, filter) in wanted(root) {
+        inserts.push((start(expression), "(".to_owned()));
+        inserts.push((expression.span().end_offset as usize, format!(")|{filter}")));
     }
     inserts.sort_by_key(|(at, _)| *at);
     let mut out = String::with_capacity(source.len() + inserts.len() * 8);
