@@ -144,11 +144,9 @@ fn check_statement(statement: &Stmt<'_>) -> Result<(), String> {
 }
 
 fn check_expression(expression: &Expr<'_>, all: &[Node<'_, '_>]) -> Result<(), String> {
-    let known = |known: bool, what: &str, name: &str| match known {
-        true => Ok(()),
-        false => Err(format!(
-            "it uses the {what} {name:?}, which is not reproduced here"
-        )),
+    let known = |known: bool, what: &str, name: &str| {
+        let unknown = || format!("it uses the {what} {name:?}, which is not reproduced here");
+        known.then_some(()).ok_or_else(unknown)
     };
     match expression {
         Expr::Filter(filter) => {

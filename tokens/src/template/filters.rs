@@ -4,7 +4,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, Value};
 
 use super::methods::{in_case, strip};
-use super::rewrite::{AS_TEXT, MEMBER};
+use super::rewrite::{AS_TEXT, ITERATED, MEMBER};
 use crate::python::{self, Dumps, unlike_python};
 
 pub(super) fn add(environment: &mut Environment<'static>) {
@@ -20,6 +20,7 @@ pub(super) fn add(environment: &mut Environment<'static>) {
         });
     }
     environment.add_filter(MEMBER, member);
+    environment.add_filter(ITERATED, iterated);
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", |value: &Value| {
         matches!(
@@ -36,6 +37,10 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     });
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the engine hands arguments over"
+)]
 fn tojson(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<String, Error> {
     if !positional.is_empty() {
         return Err(unlike_python("tojson is given arguments without names"));
@@ -83,6 +88,10 @@ fn trim(value: &Value, chars: Option<&str>) -> Result<String, Error> {
     })
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the engine hands arguments over"
+)]
 fn join(value: &Value, separator: Option<&str>, attribute: Rest<Value>) -> Result<String, Error> {
     if !attribute.is_empty() || matches!(value.kind(), ValueKind::Map | ValueKind::String) {
         return Err(unlike_python("join of anything but a list"));
@@ -142,6 +151,15 @@ fn is_sequence(value: &Value) -> Result<bool, Error> {
 fn member(value: Value) -> Result<Value, Error> {
     if value.is_undefined() {
         Err(unlike_python("a method of a mapping"))
+    } else {
+        Ok(value)
+    }
+}
+
+/// What a loop is over: Python does not loop over `None`.
+fn iterated(value: Value) -> Result<Value, Error> {
+    if value.is_none() {
+        Err(unlike_python("a loop over none"))
     } else {
         Ok(value)
     }

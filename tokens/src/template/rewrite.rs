@@ -9,6 +9,8 @@ use super::walk::{Node, nodes};
 pub(super) const AS_TEXT: &str = "baton_python_str";
 /// Another one: a member that must be there, since Python would find a method instead.
 pub(super) const MEMBER: &str = "baton_python_member";
+/// And one more: what a loop is over, which must not be nothing.
+pub(super) const ITERATED: &str = "baton_python_iter";
 
 /// `{% generation %}` marks what an assistant said and prints it unchanged; minijinja has no such block. A `with` without
 /// variables is the same: a scope of its own.
@@ -41,7 +43,11 @@ pub(super) fn is_exact(root: &Stmt<'_>, original: &Stmt<'_>) -> bool {
 fn shape(root: &Stmt<'_>) -> Vec<String> {
     let described = nodes(root).into_iter().filter_map(|node| match node {
         Node::Statement(statement) => Some(format!("{:?}", std::mem::discriminant(statement))),
-        Node::Expression(Expr::Filter(filter)) if matches!(filter.name, AS_TEXT | MEMBER) => None,
+        Node::Expression(Expr::Filter(filter))
+            if matches!(filter.name, AS_TEXT | MEMBER | ITERATED) =>
+        {
+            None
+        }
         Node::Expression(expression) => {
             let name = match expression {
                 Expr::Var(var) => var.id.to_owned(),
@@ -61,8 +67,14 @@ fn shape(root: &Stmt<'_>) -> Vec<String> {
 fn wanted<'n, 't>(root: &'n Stmt<'t>) -> Vec<(&'n Expr<'t>, &'static str)> {
     let (mut wanted, mut done) = (Vec::new(), Vec::new());
     for node in nodes(root) {
-        let Node::Expression(expression) = node else {
-            continue;
+        let expression = match node {
+            Node::Expression(expression) => expression,
+            Node::Statement(Stmt::ForLoop(each)) => {
+                let passed = matches!(&each.iter, Expr::Filter(filter) if filter.name == ITERATED);
+                wanted.extend((!passed).then_some((&each.iter, ITERATED)));
+                continue;
+            }
+            Node::Statement(_) => continue,
         };
         match expression {
             Expr::BinOp(op) if matches!(op.op, BinOpKind::Concat) => {
@@ -95,12 +107,15 @@ fn is_text(operand: &Expr<'_>) -> bool {
 }
 
 /// `a ~ b` joins what `str` makes of both in Jinja2, where minijinja writes some values otherwise; and `a['items']` is
-/// Python's method where there is no such member. Both are passed through filters of ours.
+/// Python's method where there is no such member; and a loop over `none` fails. All are passed through filters of ours.
 pub(super) fn exactly(source: &str, root: &Stmt<'_>) -> String {
     let mut inserts: Vec<(usize, String)> = Vec::new();
     for (expression, filter) in wanted(root) {
-        inserts.push((start(expression), "(".to_owned()));
-        inserts.push((expression.span().end_offset as usize, format!(")|{filter}")));
+        inserts.push((start(expression), "((".to_owned()));
+        inserts.push((
+            expression.span().end_offset as usize,
+            format!(")|{filter})"),
+        ));
     }
     inserts.sort_by_key(|(at, _)| *at);
     let mut out = String::with_capacity(source.len() + inserts.len() * 8);
@@ -131,5 +146,53 @@ fn start(expression: &Expr<'_>) -> usize {
             .as_ref()
             .map_or(filter.span().start_offset as usize, start),
         _ => expression.span().start_offset as usize,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::walk::parse;
+
+    #[test]
+    fn rewritten_templates_are_the_same_but_for_the_filters() {
+        let cases = [
+            ("{{ a ~ 'x' }}", "{{ ((a)|baton_python_str) ~ 'x' }}"),
+            (
+                "{{ a.b[0] ~ f(c) ~ d }}",
+                "{{ ((a.b[0])|baton_python_str) ~ ((f(c))|baton_python_str) ~ ((d)|baton_python_str) }}",
+            ),
+            (
+                "{{ (a if b else c) ~ '' }}",
+                "{{ (((a if b else c)|baton_python_str)) ~ '' }}",
+            ),
+            (
+                "{{ a['items']['x'] | f }}",
+                "{{ ((a['items'])|baton_python_member)['x'] | f }}",
+            ),
+            (
+                "{{ a['items'].get('x') }}",
+                "{{ ((a['items'])|baton_python_member).get('x') }}",
+            ),
+            (
+                "{% for x in a[1:] %}{% endfor %}",
+                "{% for x in ((a[1:])|baton_python_iter) %}{% endfor %}",
+            ),
+        ];
+        for (source, expected) in cases {
+            let parsed = parse(source).unwrap();
+            let rewritten = exactly(source, &parsed);
+            assert_eq!(rewritten, expected);
+            assert!(is_exact(&parse(&rewritten).unwrap(), &parsed), "{source}");
+            assert!(!is_exact(&parsed, &parsed), "{source} is exact as it is");
+        }
+    }
+
+    #[test]
+    fn generation_blocks_keep_their_control_of_blanks() {
+        let source =
+            "a {%- generation -%} b {% endgeneration %}{{ generation }}{% set generation = 1 %}";
+        let expected = "a {%- with -%} b {% endwith %}{{ generation }}{% set generation = 1 %}";
+        assert_eq!(generation_blocks(source), expected);
     }
 }
