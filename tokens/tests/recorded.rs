@@ -92,11 +92,16 @@ fn every_recorded_prompt_is_tokenised_as_the_engine_did() {
         } else if path == "/detokenize" || path.starts_with("/inference") {
             continue;
         } else {
-            let mut prompts = model.completions(&body).unwrap();
-            assert_eq!(prompts.len(), 1, "{name}");
-            prompts.remove(0)
+            // Of several prompts the engine tells the ids of the first, and counts now one, now all of them.
+            let prompts = model.completions(&body).unwrap();
+            if prompts.len() == 1 {
+                assert_eq!(prompts[0].len() as u64, count, "{name}");
+            }
+            prompts.into_iter().next().unwrap()
         };
-        assert_eq!(tokens.len() as u64, count, "{name}");
+        if chat {
+            assert_eq!(tokens.len() as u64, count, "{name}");
+        }
         if let Some(ids) = ids {
             assert_eq!(tokens, ids, "{name}");
             by_ids += 1;
@@ -105,7 +110,7 @@ fn every_recorded_prompt_is_tokenised_as_the_engine_did() {
         }
     }
     assert!(
-        by_ids > 20 && by_count > 60,
+        by_ids > 150 && by_count > 20,
         "{by_ids} by ids, {by_count} by count"
     );
 }

@@ -2,6 +2,8 @@
 
 use minijinja::Value;
 
+use super::calls::tool_call;
+use super::content::content;
 use crate::files::ContentFormat;
 use crate::json::{Json, Object};
 use crate::unknown::Unknown;
@@ -9,9 +11,6 @@ use crate::unknown::Unknown;
 /// The messages that a template is given.
 #[derive(Debug)]
 pub(crate) struct Conversation(Vec<Object>);
-
-/// A client's line about itself that the engine drops from system messages, since it changes with every request.
-const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 impl Conversation {
     pub(super) fn of(messages: &Json, format: ContentFormat) -> Result<Conversation, Unknown> {
@@ -195,129 +194,5 @@ fn text_member(members: &Object, from: &str, to: &str, shown: &mut Object) -> Re
             "a message's {from} as {}",
             other.kind()
         ))),
-    }
-}
-
-/// A call with its arguments as the object that templates expect. The members' order is that of the engine's own type.
-fn tool_call(call: &Json) -> Result<Json, Unknown> {
-    let unsupported = |what: &str| Unknown::Unsupported(format!("a tool call {what}"));
-    let members = call
-        .as_object()
-        .ok_or_else(|| unsupported("that is no object"))?;
-    let text = |members: &Object, name: &str| {
-        members
-            .get(name)
-            .filter(|value| value.as_str().is_some())
-            .cloned()
-    };
-    let id = text(members, "id").ok_or_else(|| unsupported("without an id"))?;
-    if members.get("type").and_then(Json::as_str) != Some("function") {
-        return Err(unsupported("that is no function's"));
-    }
-    let function = members
-        .get("function")
-        .and_then(Json::as_object)
-        .ok_or_else(|| unsupported("without a function"))?;
-    let name = text(function, "name").ok_or_else(|| unsupported("without a name"))?;
-    let arguments =
-        text(function, "arguments").ok_or_else(|| unsupported("without arguments as text"))?;
-    let shown = Object::from_iter([
-        (
-            "arguments".to_owned(),
-            parsed(arguments.as_str().unwrap_or_default())?,
-        ),
-        ("name".to_owned(), name),
-    ]);
-    Ok(Json::Object(Object::from_iter([
-        ("id".to_owned(), id),
-        ("function".to_owned(), Json::Object(shown)),
-        ("type".to_owned(), "function".into()),
-    ])))
-}
-
-fn parsed(arguments: &str) -> Result<Json, Unknown> {
-    if arguments.is_empty() {
-        return Ok(Json::Object(Object::new()));
-    }
-    match serde_json::from_str(arguments) {
-        Ok(Json::Object(members)) => Ok(Json::Object(members)),
-        // The engine takes what is no object for an empty one.
-        Ok(_) => Ok(Json::Object(Object::new())),
-        // So it does with what is no JSON; but Python's idea of JSON is a little wider than the standard's.
-        Err(_) => Err(Unknown::Unsupported(
-            "tool call arguments that are no plain JSON".into(),
-        )),
-    }
-}
-
-fn content(content: Option<&Json>, role: &str, format: ContentFormat) -> Result<Json, Unknown> {
-    let mut texts = match content {
-        None => Vec::new(),
-        Some(Json::Null) if role == "assistant" => Vec::new(),
-        Some(Json::Str(text)) => vec![text.clone()],
-        Some(Json::List(parts)) => parts
-            .iter()
-            .map(|each| part(each, format))
-            .collect::<Result<_, _>>()?,
-        Some(other) => return Err(Unknown::Refused(format!("content as {}", other.kind()))),
-    };
-    if role == "system" {
-        texts = texts
-            .into_iter()
-            .filter_map(without_billing_header)
-            .collect();
-    }
-    Ok(match format {
-        ContentFormat::OpenAi if role != "tool" => {
-            Json::List(texts.into_iter().map(text_part).collect())
-        }
-        _ => Json::Str(texts.join("\n")),
-    })
-}
-
-fn without_billing_header(text: String) -> Option<String> {
-    if !text.starts_with(BILLING_HEADER) {
-        return Some(text);
-    }
-    let (_, rest) = text.split_once('\n')?;
-    (!rest.is_empty()).then(|| rest.to_owned())
-}
-
-fn text_part(text: String) -> Json {
-    Json::Object(Object::from_iter([
-        ("type".to_owned(), "text".into()),
-        ("text".to_owned(), Json::Str(text)),
-    ]))
-}
-
-fn part(part: &Json, format: ContentFormat) -> Result<String, Unknown> {
-    let Some(members) = part.as_object() else {
-        return Err(Unknown::Unsupported(format!(
-            "a content part as {}",
-            part.kind()
-        )));
-    };
-    let kind = members
-        .get("type")
-        .and_then(Json::as_str)
-        .unwrap_or_default();
-    match kind {
-        "text" => {}
-        "input_text" | "output_text" | "refusal" | "thinking" | "tool_reference" => {
-            return Err(Unknown::Unsupported(format!(
-                "a content part of type {kind:?}"
-            )));
-        }
-        _ => return Err(Unknown::Multimodal(kind.to_owned())),
-    }
-    // Further members reach a template that takes parts; which of them depends on the engine's types.
-    if (format == ContentFormat::OpenAi && members.len() > 2) || members.contains_key("uuid") {
-        return Err(Unknown::Unsupported(
-            "a text part with more than its text".into(),
-        ));
-    }
-    match members.get("text") {
-        Some(Json::Str(text)) => Ok(text.clone()),
-        _ => Err(Unknown::Unsupported("a text part without text".into())),
     }
 }

@@ -1,5 +1,7 @@
 //! A chat request as the engine takes it: what of its body reaches the chat template (vLLM 0.32.0).
 
+mod calls;
+mod content;
 mod messages;
 mod tools;
 

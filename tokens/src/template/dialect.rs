@@ -89,8 +89,8 @@ const METHODS: [&str; 19] = [
     "rfind",
     "cycle",
 ];
-/// Names that Python's mappings, lists or strings answer to themselves, before any member of that name.
-const PYTHON_NAMES: [&str; 24] = [
+/// Names that Python's mappings answer to themselves, before any member of that name.
+const PYTHON_NAMES: [&str; 11] = [
     "items",
     "keys",
     "values",
@@ -102,19 +102,6 @@ const PYTHON_NAMES: [&str; 24] = [
     "clear",
     "setdefault",
     "fromkeys",
-    "append",
-    "count",
-    "extend",
-    "index",
-    "insert",
-    "remove",
-    "reverse",
-    "sort",
-    "format",
-    "title",
-    "join",
-    "split",
-    "strip",
 ];
 /// Functions of Jinja2 that have no counterpart here.
 const NO_FUNCTIONS: [&str; 5] = ["lipsum", "cycler", "joiner", "self", "debug"];
@@ -157,11 +144,9 @@ fn check_statement(statement: &Stmt<'_>) -> Result<(), String> {
 }
 
 fn check_expression(expression: &Expr<'_>, all: &[Node<'_, '_>]) -> Result<(), String> {
-    let known = |known: bool, what: &str, name: &str| match known {
-        true => Ok(()),
-        false => Err(format!(
-            "it uses the {what} {name:?}, which is not reproduced here"
-        )),
+    let known = |known: bool, what: &str, name: &str| {
+        let unknown = || format!("it uses the {what} {name:?}, which is not reproduced here");
+        known.then_some(()).ok_or_else(unknown)
     };
     match expression {
         Expr::Filter(filter) => {
@@ -180,13 +165,6 @@ fn check_expression(expression: &Expr<'_>, all: &[Node<'_, '_>]) -> Result<(), S
             "attribute",
             get.name,
         ),
-        Expr::GetItem(get) => match &get.subscript_expr {
-            Expr::Const(name) => {
-                let name = name.value.as_str().unwrap_or_default();
-                known(!is_python_name(name), "member", name)
-            }
-            _ => Ok(()),
-        },
         _ => Ok(()),
     }
 }
@@ -203,7 +181,7 @@ fn named_inside(arguments: &[CallArg<'_>]) -> Result<(), String> {
     }
 }
 
-fn is_python_name(name: &str) -> bool {
+pub(super) fn is_python_name(name: &str) -> bool {
     PYTHON_NAMES.contains(&name) || name.starts_with("__")
 }
 

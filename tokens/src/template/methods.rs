@@ -52,22 +52,30 @@ fn of_string(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, 
         "lstrip" => trimmed(chars()?, true, false),
         "rstrip" => trimmed(chars()?, false, true),
         "split" => split(text, args)?,
-        "upper" | "lower" | "title" | "capitalize" if !text.is_ascii() => {
-            return Err(unlike_python("the case of letters beyond ASCII"));
+        "upper" | "lower" | "capitalize" => {
+            from_args::<()>(args)?;
+            Value::from(in_case(text, method)?)
         }
-        "upper" => Value::from(text.to_ascii_uppercase()),
-        "lower" => Value::from(text.to_ascii_lowercase()),
-        "capitalize" => Value::from(capitalize(text)),
         _ => return Ok(None),
     }))
 }
 
-fn capitalize(text: &str) -> String {
-    let mut lower = text.to_ascii_lowercase();
-    if let Some(first) = lower.get_mut(..1) {
+/// A text in another case. Beyond ASCII the outcome depends on Unicode's version.
+pub(super) fn in_case(text: &str, case: &str) -> Result<String, Error> {
+    if !text.is_ascii() {
+        return Err(unlike_python("the case of letters beyond ASCII"));
+    }
+    let mut changed = if case == "upper" {
+        text.to_ascii_uppercase()
+    } else {
+        text.to_ascii_lowercase()
+    };
+    if case == "capitalize"
+        && let Some(first) = changed.get_mut(..1)
+    {
         first.make_ascii_uppercase();
     }
-    lower
+    Ok(changed)
 }
 
 fn split(text: &str, args: &[Value]) -> Result<Value, Error> {

@@ -38,14 +38,16 @@ pub(crate) struct Template {
 impl Template {
     /// Compiles a template, or says in one sentence why it cannot be rendered here.
     pub(crate) fn compile(source: &str, fuel: u64) -> Result<Template, String> {
-        let readable = rewrite::generation_blocks(source);
+        // Jinja2 knows one kind of line break.
+        let one_kind = source.replace("\r\n", "\n").replace('\r', "\n");
+        let readable = rewrite::generation_blocks(&one_kind);
         let parsed = walk::parse(&readable).map_err(|error| describe(&error))?;
         dialect::check(&parsed)?;
         let (content_format, reads_clock) =
             (content::format(&parsed), dialect::reads_clock(&parsed));
-        let exact = rewrite::concatenations(&readable, &parsed);
-        if !walk::parse(&exact).is_ok_and(|root| rewrite::is_exact(&root)) {
-            return Err("it joins values by ~ in a way that is not reproduced here".to_owned());
+        let exact = rewrite::exactly(&readable, &parsed);
+        if !walk::parse(&exact).is_ok_and(|root| rewrite::is_exact(&root, &parsed)) {
+            return Err("it is written in a way that cannot be reproduced here".to_owned());
         }
         let mut environment = environment::new(fuel);
         environment
