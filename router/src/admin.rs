@@ -44,8 +44,25 @@ pub fn ready(router: &Router) -> Response<Body> {
     };
     daemon_http::json(
         status,
-        &json!({"ready": serves, "workers_ready": ready.len(), "pairs": pairs}),
+        &json!({
+            "ready": serves,
+            "workers_ready": ready.len(),
+            "pairs": pairs,
+            "suspicions": suspicions(&snapshot),
+        }),
     )
+}
+
+/// Workers of which predictions do not come true, and the likely causes.
+fn suspicions(snapshot: &Snapshot) -> Vec<Value> {
+    let workers = snapshot.workers.iter();
+    let all = workers.flat_map(|view| {
+        let causes = view.worker.trust().causes().into_iter();
+        causes.map(
+            |cause| json!({"worker": view.id(), "cause": cause.word(), "why": cause.to_string()}),
+        )
+    });
+    all.collect()
 }
 
 fn ready_workers(snapshot: &Snapshot) -> Vec<&WorkerView> {

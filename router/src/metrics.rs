@@ -5,7 +5,7 @@ use baton_proto::{Error, ErrorKind};
 use prometheus_client::encoding::EncodeLabelSet;
 
 use crate::fleet::{WorkerState, WorkerView};
-use crate::view::{Proofs, Resync, TIERS};
+use crate::view::{Cause, Proofs, Resync, TIERS};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
@@ -45,6 +45,11 @@ struct PromptLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CauseLabel {
+    cause: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ParityLabel {
     outcome: &'static str,
 }
@@ -65,6 +70,7 @@ pub struct Metrics {
     prompts: Family<PromptLabel, Counter>,
     tokenise: Histogram,
     parity: Family<ParityLabel, Counter>,
+    suspicions: Family<CauseLabel, Gauge>,
     view_blocks: Family<TierLabel, Gauge>,
     view_ranks: Family<StateLabel, Gauge>,
     view_resyncs: Family<ReasonLabel, Counter>,
@@ -86,6 +92,7 @@ impl Default for Metrics {
             prompts: Family::default(),
             tokenise: Histogram::new(seconds()),
             parity: Family::default(),
+            suspicions: Family::default(),
             view_blocks: Family::default(),
             view_ranks: Family::default(),
             view_resyncs: Family::default(),
@@ -175,6 +182,11 @@ impl Metrics {
             self.view_resyncs.clone(),
         );
         families.register(
+            "suspicions",
+            "Workers of which predictions do not come true, by likely cause; /readyz names them",
+            self.suspicions.clone(),
+        );
+        families.register(
             "index_bytes",
             "Memory of the index of KV blocks",
             self.index_bytes.clone(),
@@ -229,8 +241,22 @@ impl Metrics {
             .inc();
     }
 
+    fn trust(&self, workers: &[WorkerView]) {
+        let causes = workers.iter().map(|view| view.worker.trust().causes());
+        let all: Vec<Cause> = causes.flatten().collect();
+        for cause in Cause::ALL {
+            let label = CauseLabel {
+                cause: cause.word(),
+            };
+            let workers = all.iter().filter(|other| **other == cause).count();
+            let workers = i64::try_from(workers).unwrap_or(i64::MAX);
+            self.suspicions.get_or_create(&label).set(workers);
+        }
+    }
+
     /// How much is known of the workers' KV caches.
     pub fn views(&self, workers: &[WorkerView], index_bytes: usize) {
+        self.trust(workers);
         let mut blocks = [0_u64; TIERS.len()];
         let [mut exact, mut uncertain, mut unwatched] = [0_usize; 3];
         for worker in workers {

@@ -60,10 +60,10 @@ impl Attempt<'_> {
     }
 
     /// What is to be compared with what the engine of `worker` reports.
-    pub fn proof(&self, planned: &Planned, worker: &Worker) -> Proof {
+    pub fn proof(&self, planned: &Planned, worker: &Arc<Worker>) -> Proof {
         let proofs = &self.router.metrics.proofs;
-        let exact = planned.prediction.exact(worker.id());
-        Proof::new(proofs, exact, Arc::clone(&planned.decision))
+        let foretold = planned.prediction.foretold(worker.id());
+        Proof::new(proofs, foretold, worker, Arc::clone(&planned.decision))
     }
 
     /// Books a worker for the request: all of its prompt that is not cached, if it is to be `computed` there.
@@ -145,6 +145,8 @@ pub struct Served {
     pub proof: Option<Proof>,
     /// What was predicted to be cached where the prompt was computed.
     pub cached: Cached,
+    /// Who computed the prompt.
+    pub worker: Arc<Worker>,
     /// The decision that led here.
     pub decision: Arc<Decision>,
 }
@@ -395,6 +397,7 @@ async fn local(
                 how: How::Local(worker.id().clone()),
                 proof: Some(proof),
                 cached: planned.prediction.cached(worker.id()),
+                worker: Arc::clone(worker),
                 decision: Arc::clone(&planned.decision),
             })))
         }
@@ -422,6 +425,7 @@ async fn split(
                 reservation: None,
                 proof: None,
                 cached,
+                worker: Arc::clone(prefill_at),
                 decision,
             })));
         }
@@ -443,6 +447,7 @@ async fn split(
                 how,
                 proof: None,
                 cached,
+                worker: Arc::clone(prefill_at),
                 decision,
             })))
         }

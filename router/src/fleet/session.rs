@@ -155,6 +155,7 @@ impl Session {
         if self.worker.incarnation() != hello.incarnation {
             self.worker.expected().forget();
             self.worker.books().forget_reports();
+            self.worker.trust().forget();
         }
         if let Some(info) = &hello.info {
             self.fleet.start_like_others(&self.worker, info);

@@ -17,7 +17,7 @@ use http::Uri;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::view::{Expected, KnownRank, KvView};
+use crate::view::{Expected, KnownRank, KvView, Trust};
 
 /// How long a worker that failed is avoided, at first and at most.
 const AVOIDED: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
@@ -116,6 +116,7 @@ pub struct Worker {
     view: Mutex<KvView>,
     expected: Arc<Expected>,
     books: Arc<planner::Worker>,
+    trust: Trust,
 }
 
 impl Worker {
@@ -134,6 +135,7 @@ impl Worker {
             view: Mutex::new(KvView::new(index)),
             expected: Expected::new(approximate_ttl),
             books: planner::Worker::new(),
+            trust: Trust::default(),
         }
     }
 
@@ -205,6 +207,11 @@ impl Worker {
     /// What it has to do and how fast it is, as far as this router knows.
     pub fn books(&self) -> &Arc<planner::Worker> {
         &self.books
+    }
+
+    /// Whether what is predicted of it comes true.
+    pub fn trust(&self) -> &Trust {
+        &self.trust
     }
 
     /// It failed: it is avoided for a while, longer each time, if there are others.

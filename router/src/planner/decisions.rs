@@ -42,6 +42,16 @@ impl Decision {
         note(&mut self.outcome.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// Predicted seconds to the first token.
+    pub fn first_token(&self) -> f64 {
+        self.cost.to_first_token()
+    }
+
+    /// Seconds since it was made.
+    pub fn age(&self, now: f64) -> f64 {
+        now - self.at
+    }
+
     fn shown(&self, now: f64) -> Value {
         let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         json!({

@@ -101,9 +101,7 @@ pub async fn prefill(
             // The sidecar has booked what the engine still holds.
             release.disarm();
             reservation.prefilled();
-            if let Some(cached) = usage.cached_tokens {
-                proof.reported(cached.into());
-            }
+            proof.used(&usage);
             Ok(Prefill::GenerateHere)
         }
         Ok(Followed::Answer(answer)) => {

@@ -45,8 +45,8 @@ pub async fn decode(
         let rest = held.rest.take();
         let fetched = fetch(attempt, &held, &decode, planned, &mut reservation);
         let (answer, usage) = beside(fetched, rest).await;
-        if let Some(cached) = usage.and_then(|usage| usage.cached_tokens) {
-            held.proof.reported(cached.into());
+        if let Some(usage) = usage {
+            held.proof.used(&usage);
         }
         let error = match answer {
             Ok(answer) => return commit(attempt, *held, answer, decode, reservation).await,

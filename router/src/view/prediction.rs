@@ -93,13 +93,35 @@ impl fmt::Display for Cached {
     }
 }
 
+/// What is foretold of a request at one worker, to be compared with what its engine reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Foretold {
+    /// Its prompt's length.
+    pub tokens: u64,
+    /// What is cached of it.
+    pub cached: Cached,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// The engine's report is about one sequence.
+    pub comparable: bool,
+    /// The worker tells of no KV events.
+    pub unwatched: bool,
+}
+
 /// One worker's part of a prediction.
 #[derive(Debug, Clone)]
 struct Forecast {
-    cached: Cached,
+    foretold: Foretold,
     /// The prompt's blocks, as this worker names them.
     blocks: Arc<[u64]>,
-    comparable: bool,
+}
+
+impl Foretold {
+    /// What the engine must report as cached, if that can be told.
+    pub fn exact(&self) -> Option<u64> {
+        let exact = self.comparable && self.cached.basis == Basis::Exact;
+        exact.then_some(self.cached.known)
+    }
 }
 
 /// How much of one prompt each worker has, in the order of their ids.
@@ -110,7 +132,7 @@ impl Prediction {
     /// What a worker has; nothing if that is not known.
     pub fn cached(&self, worker: &WorkerId) -> Cached {
         self.forecast(worker)
-            .map_or_else(Cached::default, |forecast| forecast.cached)
+            .map_or_else(Cached::default, |forecast| forecast.foretold.cached)
     }
 
     fn forecast(&self, worker: &WorkerId) -> Option<&Forecast> {
@@ -118,11 +140,14 @@ impl Prediction {
         Some(&self.0[at].1)
     }
 
+    /// What is foretold of the request at a worker, if anything is.
+    pub fn foretold(&self, worker: &WorkerId) -> Option<Foretold> {
+        self.forecast(worker).map(|forecast| forecast.foretold)
+    }
+
     /// What the engine must report, if that can be told.
     pub fn exact(&self, worker: &WorkerId) -> Option<u64> {
-        let forecast = self.forecast(worker)?;
-        let exact = forecast.comparable && forecast.cached.basis == Basis::Exact;
-        exact.then_some(forecast.cached.known)
+        self.foretold(worker)?.exact()
     }
 
     /// The prompt's blocks, as this worker names them.
@@ -172,9 +197,14 @@ pub fn predict(
         });
         let chain = &chains[at];
         let forecast = Forecast {
-            cached: chain.cached(worker),
+            foretold: Foretold {
+                tokens: prompt.tokens(),
+                cached: chain.cached(worker),
+                block_size: naming.block_size,
+                comparable: prompt.is_single(),
+                unwatched: worker.known_ranks().is_empty(),
+            },
             blocks: Arc::clone(&chain.blocks),
-            comparable: prompt.is_single(),
         };
         forecasts.push((worker.id().clone(), forecast));
     }

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use baton_daemon::http::sse;
 use baton_daemon::metrics::Counter;
+use baton_proto::call::PrefillUsage;
 use baton_proto::json::RawObject;
 use memchr::memmem;
 use serde::Deserialize;
 
+use super::prediction::Foretold;
+use crate::fleet::Worker;
 use crate::planner::Decision;
 
 /// Counts of all comparisons.
@@ -27,36 +30,50 @@ pub struct Proofs {
 #[derive(Debug)]
 pub struct Proof {
     proofs: Proofs,
-    predicted: Option<u64>,
+    foretold: Option<Foretold>,
+    worker: Arc<Worker>,
     decision: Arc<Decision>,
 }
 
-#[derive(Deserialize)]
+/// What an engine reports of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 struct Usage {
+    prompt_tokens: Option<u64>,
     prompt_tokens_details: Option<Details>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 struct Details {
     cached_tokens: Option<u64>,
 }
 
 impl Proof {
-    /// Without a prediction, nothing is looked at and nothing is counted.
-    pub fn new(proofs: &Proofs, predicted: Option<u64>, decision: Arc<Decision>) -> Self {
+    /// What was foretold of a request at `worker`. Where nothing was, nothing is looked at and nothing is counted.
+    pub fn new(
+        proofs: &Proofs,
+        foretold: Option<Foretold>,
+        worker: &Arc<Worker>,
+        decision: Arc<Decision>,
+    ) -> Self {
         Self {
             proofs: proofs.clone(),
-            predicted,
+            foretold,
+            worker: Arc::clone(worker),
             decision,
         }
     }
 
-    /// The engine reports how many tokens were cached. Only its first word counts.
-    pub fn reported(&mut self, cached: u64) {
-        let Some(predicted) = self.predicted.take() else {
+    /// The engine reports the prompt's length and how many tokens were cached, as far as it does. Only its first word
+    /// counts.
+    pub fn reported(&mut self, tokens: Option<u64>, cached: Option<u64>) {
+        let Some(foretold) = self.foretold.take() else {
             return;
         };
-        self.decision.came(|outcome| outcome.cached = Some(cached));
+        self.decision.came(|outcome| outcome.cached = cached);
+        self.worker.trust().reported(&foretold, tokens, cached);
+        let Some((predicted, cached)) = foretold.exact().zip(cached) else {
+            return;
+        };
         self.proofs.requests.inc();
         self.proofs.predicted.inc_by(predicted);
         self.proofs.reported.inc_by(cached);
@@ -69,37 +86,54 @@ impl Proof {
     /// Looks for the engine's report in a whole answer.
     pub fn look_into_answer(&mut self, answer: &[u8]) {
         if self.may_report(answer)
-            && let Some(cached) = cached_tokens(answer)
+            && let Some(usage) = usage(answer)
         {
-            self.reported(cached);
+            self.read(usage);
         }
     }
 
     /// Looks for it in events of a stream.
     pub fn look_into_events(&mut self, events: &[u8]) {
         if self.may_report(events)
-            && let Some(cached) = sse::events(events)
+            && let Some(usage) = sse::events(events)
                 .filter_map(sse::data)
-                .find_map(|data| cached_tokens(&data))
+                .find_map(|data| usage(&data))
         {
-            self.reported(cached);
+            self.read(usage);
+        }
+    }
+
+    /// The engine's report on a prefill leg.
+    pub fn used(&mut self, usage: &PrefillUsage) {
+        let tokens = (usage.prompt_tokens > 0).then(|| usage.prompt_tokens.into());
+        let cached = usage.cached_tokens.map(u64::from);
+        self.reported(tokens, cached);
+    }
+
+    fn read(&mut self, usage: Usage) {
+        let cached = usage.prompt_tokens_details;
+        let cached = cached.and_then(|details| details.cached_tokens);
+        if usage.prompt_tokens.is_some() || cached.is_some() {
+            self.reported(usage.prompt_tokens, cached);
         }
     }
 
     /// Nearly no event has the word, and parsing each would cost.
     fn may_report(&self, bytes: &[u8]) -> bool {
-        self.predicted.is_some() && memmem::find(bytes, b"\"cached_tokens\"").is_some()
+        self.foretold.is_some() && memmem::find(bytes, b"\"prompt_tokens\"").is_some()
     }
 }
 
-fn cached_tokens(json: &[u8]) -> Option<u64> {
-    let usage: Usage = RawObject::parse(json).ok()?.get_as("usage")?;
-    usage.prompt_tokens_details?.cached_tokens
+fn usage(json: &[u8]) -> Option<Usage> {
+    RawObject::parse(json).ok()?.get_as("usage")?
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::testing::worker;
+    use crate::view::tests::info;
+    use crate::view::{Basis, Cached};
 
     fn counts(proofs: &Proofs) -> [u64; 4] {
         let all = [
@@ -112,7 +146,20 @@ mod tests {
     }
 
     fn proving(proofs: &Proofs, predicted: Option<u64>) -> Proof {
-        Proof::new(proofs, predicted, Arc::default())
+        let index = Arc::default();
+        let worker = worker("a", &index, info(16)).worker;
+        let foretold = predicted.map(|known| Foretold {
+            tokens: 40,
+            cached: Cached {
+                known,
+                basis: Basis::Exact,
+                ..Cached::default()
+            },
+            block_size: 16,
+            comparable: true,
+            unwatched: false,
+        });
+        Proof::new(proofs, foretold, &worker, Arc::default())
     }
 
     const USAGE: &str =
@@ -152,7 +199,7 @@ mod tests {
         let proofs = Proofs::default();
         let mut proof = proving(&proofs, Some(32));
         for silent in [
-            r#"{"usage":{"prompt_tokens":9}}"#,
+            r#"{"usage":{"prompt_tokens":null}}"#,
             r#"{"usage":{"prompt_tokens_details":null,"x":"cached_tokens"}}"#,
             r#"{"usage":{"prompt_tokens_details":{"cached_tokens":null}}}"#,
             r#"{"error":"cached_tokens"}"#,
