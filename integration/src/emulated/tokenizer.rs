@@ -176,7 +176,11 @@ fn content(content: &Value) -> Option<String> {
     match content {
         Value::Null => Some(String::new()),
         Value::String(text) => Some(text.clone()),
-        Value::Array(parts) => parts.iter().map(|part| part["text"].as_str()).collect(),
+        // Texts of parts are joined by line breaks (0.32.0, content format `string`).
+        Value::Array(parts) => {
+            let texts = parts.iter().map(|part| part["text"].as_str());
+            texts.collect::<Option<Vec<_>>>().map(|texts| texts.join("\n"))
+        }
         _ => None,
     }
 }
