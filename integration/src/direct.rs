@@ -75,6 +75,7 @@ pub fn prefill_call(decode: &str) -> PrefillCall {
         decode: decode.parse().unwrap(),
         route: Route::Completions,
         deadline_ms: DEADLINE_MS,
+        uncached_tokens: None,
     }
 }
 
@@ -122,6 +123,7 @@ pub async fn generate(sidecar: SocketAddr, body: &str) -> Answer {
         request: fresh(),
         route: Route::Completions,
         deadline_ms: DEADLINE_MS,
+        uncached_tokens: None,
     };
     post(sidecar, path::GENERATE, envelope(call, body)).await
 }

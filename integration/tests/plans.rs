@@ -63,7 +63,11 @@ async fn a_gateway_of_the_fleet_may_choose_and_nobody_else() {
     for impossible in ["local=nobody", "split=a,b", "split=d,p"] {
         let answer = complete_with(&fleet, &[token, ("baton-route", impossible)]).await;
         assert_eq!(answer.status, 503, "{impossible}");
-        assert!(answer.text().contains("cannot be taken"), "{}", answer.text());
+        assert!(
+            answer.text().contains("cannot be taken"),
+            "{}",
+            answer.text()
+        );
     }
     fleet.finish().await;
 }
@@ -142,7 +146,10 @@ async fn a_session_stays_with_its_worker() {
         .iter()
         .map(|plan| plan.split_whitespace().nth(1).unwrap())
         .collect();
-    assert!(workers.iter().all(|worker| *worker == workers[0]), "{chosen:?}");
+    assert!(
+        workers.iter().all(|worker| *worker == workers[0]),
+        "{chosen:?}"
+    );
     fleet.finish().await;
 }
 

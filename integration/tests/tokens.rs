@@ -77,11 +77,18 @@ async fn hits_of_texts_and_chats_are_predicted_to_the_token() {
     assert_eq!(prompts(&fleet, "tokenised").await, 25);
     let page = fleet.router_page().await;
     let sum = |name: &str| page.sum(&format!("baton_router_cached_tokens_{name}_total"), &[]);
-    assert!(sum("compared_requests") >= 6, "{}", sum("compared_requests"));
+    assert!(
+        sum("compared_requests") >= 6,
+        "{}",
+        sum("compared_requests")
+    );
     assert_eq!(sum("mispredicted_requests"), 0);
     assert!(sum("predicted") > 0);
     assert_eq!(
-        page.sum("baton_router_tokenizer_comparisons_total", &[("outcome", "different")]),
+        page.sum(
+            "baton_router_tokenizer_comparisons_total",
+            &[("outcome", "different")]
+        ),
         0
     );
     fleet.finish().await;

@@ -149,6 +149,12 @@ impl Book {
         self.sequences.saturating_add(self.foreign.sequences)
     }
 
+    /// Sequences that have their prompt, as far as this router knows; of others it is not told.
+    pub(crate) fn decoding(&self) -> u32 {
+        let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
+        self.all_sequences().saturating_sub(queued)
+    }
+
     /// Tokens of KV that those of all routers use.
     pub(crate) fn all_kv_tokens(&self) -> u64 {
         self.kv_tokens.saturating_add(self.foreign.kv_tokens)

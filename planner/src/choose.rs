@@ -9,7 +9,7 @@ use rand::Rng;
 
 use crate::Work;
 use crate::book::{Booked, to_f64};
-use crate::cost::{self, Cached, Computing, Cost, Decoding, interference, work};
+use crate::cost::{self, Cached, Computing, Cost, Decoding, work};
 use crate::links::{Known, LinkFigures, Links, Moving};
 use crate::topology::{Place, Topology};
 use crate::worker::{Figures, Limits, Worker};
@@ -124,7 +124,7 @@ pub struct Tuning {
     pub likely: f64,
     /// What a cached token costs, of one that is not, if it is below the device's memory.
     pub lower_tier: f64,
-    /// Share of a local prefill that each running sequence loses by it.
+    /// What computing a prompt costs each sequence that decodes there, as a share.
     pub interference: f64,
     /// What computing a prompt costs those who come after it, as a share, where there is much to do.
     pub crowding: f64,
@@ -140,7 +140,7 @@ impl Default for Tuning {
             expected: 0.95,
             likely: 0.5,
             lower_tier: 0.25,
-            interference: 0.02,
+            interference: 0.4,
             crowding: 1.0,
             crowded: 1.0,
             handoff: 0.003,
@@ -344,7 +344,6 @@ impl Planner {
         let computing = side.computing.filter(|_| side.standing.duty.local)?;
         let mut cost = computing.cost();
         cost.decode = side.figures.step;
-        cost.others += interference(computing.prefill, &side.figures, &self.tuning);
         Some(cost)
     }
 

@@ -84,9 +84,7 @@ impl Computing {
         Self {
             waiting: figures.waiting + waiting_for_room(worker, figures, ask.tokens),
             prefill,
-            // Whoever comes next waits for it, the sooner the more there is to do.
-            others: prefill * tuning.crowding * figures.waiting.min(tuning.crowded)
-                / tuning.crowded,
+            others: crowding(prefill, figures, tuning) + interference(prefill, figures, tuning),
             penalty: worker.penalty,
         }
     }
@@ -143,9 +141,15 @@ pub(crate) fn moved_bytes(decode: &Standing<'_>, ask: Ask) -> u64 {
     missing.saturating_mul(each)
 }
 
+/// Whoever comes next waits for it, the more likely the more there is to do.
+fn crowding(prefill: f64, figures: &Figures, tuning: &Tuning) -> f64 {
+    let crowded = figures.waiting.min(tuning.crowded) / tuning.crowded;
+    prefill * crowded * tuning.crowding
+}
+
 /// A prompt that is computed where others decode holds all of them up.
-pub(crate) fn interference(prefill: f64, figures: &Figures, tuning: &Tuning) -> f64 {
-    prefill * f64::from(figures.sequences).min(64.0) * tuning.interference
+fn interference(prefill: f64, figures: &Figures, tuning: &Tuning) -> f64 {
+    prefill * f64::from(figures.decoding).min(64.0) * tuning.interference
 }
 
 /// Seconds until sequences have ended whose places or whose KV a new one needs.

@@ -53,6 +53,8 @@ pub struct Figures {
     pub own_queued_tokens: u64,
     /// Sequences that it has, those that others gave it included.
     pub sequences: u32,
+    /// Of these, how many have their prompt and get tokens.
+    pub decoding: u32,
     /// Tokens of KV that they use.
     pub kv_tokens: u64,
     /// Seconds of a decode step with one sequence more.
@@ -160,6 +162,7 @@ impl Worker {
             own_sequences: book.sequences,
             own_queued_tokens: book.queued_tokens(),
             sequences: book.all_sequences(),
+            decoding: book.decoding(),
             kv_tokens: book.all_kv_tokens(),
             step: state.step.seconds(step(book, 1)),
             bytes_out: book.bytes_out,

@@ -51,6 +51,9 @@ pub struct PrefillCall {
     pub route: Route,
     /// Time left for the leg, in milliseconds.
     pub deadline_ms: u64,
+    /// Prompt tokens that the router expects the engine to compute, for the load that the sidecar reports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uncached_tokens: Option<u64>,
 }
 
 /// Head of a decode call.
@@ -75,6 +78,9 @@ pub struct GenerateCall {
     pub route: Route,
     /// Time left for the leg, in milliseconds.
     pub deadline_ms: u64,
+    /// Prompt tokens that the router expects the engine to compute, for the load that the sidecar reports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uncached_tokens: Option<u64>,
 }
 
 /// Body of `tickets/{id}/claim`: move an unused ticket to another decode worker. Answered with the new ticket.

@@ -165,6 +165,7 @@ mod tests {
             request: "r-1".parse().unwrap(),
             route: Route::Completions,
             deadline_ms: 1000,
+            uncached_tokens: None,
         }
     }
 

@@ -354,6 +354,7 @@ fn prefill_call() -> impl Any<PrefillCall> {
             decode,
             route,
             deadline_ms,
+            uncached_tokens: None,
         },
     )
 }
@@ -374,6 +375,7 @@ fn generate_call() -> impl Any<GenerateCall> {
         request,
         route,
         deadline_ms,
+        uncached_tokens: None,
     })
 }
 

@@ -66,17 +66,17 @@ impl Attempt<'_> {
         Proof::new(proofs, foretold, worker, Arc::clone(&planned.decision))
     }
 
-    /// Books a worker for the request: all of its prompt that is not cached, if it is to be `computed` there.
-    pub fn reserve(&self, planned: &Planned, worker: &Arc<Worker>, computed: bool) -> Reservation {
+    /// What of the prompt a worker has to compute.
+    pub fn work(&self, planned: &Planned, worker: &Worker) -> Work {
+        let snapshot = self.router.fleet.snapshot();
+        let question = self.question(&snapshot, &planned.prediction, &NO_LESSONS);
+        self.router.planning.work(&question, worker.id())
+    }
+
+    /// Books a worker for the request.
+    pub fn reserve(&self, planned: &Planned, worker: &Arc<Worker>, work: Work) -> Reservation {
         let planning = &self.router.planning;
         let prediction = &planned.prediction;
-        let work = if computed {
-            let snapshot = self.router.fleet.snapshot();
-            let question = self.question(&snapshot, prediction, &NO_LESSONS);
-            planning.work(&question, worker.id())
-        } else {
-            Work::default()
-        };
         let tokens = self.facts.prompt_tokens;
         Reservation::new(worker, work, tokens, prediction, planning.clock)
     }
@@ -368,12 +368,14 @@ async fn local(
     worker: &Arc<Worker>,
     planned: &Planned,
 ) -> Result<Outcome, Failed> {
-    let reservation = attempt.reserve(planned, worker, true);
+    let work = attempt.work(planned, worker);
+    let reservation = attempt.reserve(planned, worker, work);
     let proof = attempt.proof(planned, worker);
     let call = GenerateCall {
         request: fresh_id(),
         route: attempt.request.route(),
         deadline_ms: attempt.time_left_ms(),
+        uncached_tokens: Some(work.tokens),
     };
     let time = attempt.time_left();
     let calls = &attempt.router.calls;

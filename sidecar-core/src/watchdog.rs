@@ -115,6 +115,12 @@ async fn load<E: Engine>(core: &Core<E>) -> LoadReport {
     };
     report.handoffs_held = own(core.ledger.counts().held());
     report.handoffs_pulling = own(core.in_flight.count_of(Stage::Decode));
+    if report.queued_prefill_tokens.is_none() {
+        report.queued_prefill_tokens = Some(Measured {
+            value: core.in_flight.queued_tokens(),
+            from: Origin::InFlightTable,
+        });
+    }
     if report.running.is_none() {
         report.running = own(core.in_flight.count());
     }

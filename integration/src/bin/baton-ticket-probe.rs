@@ -209,6 +209,7 @@ impl Probe {
             decode: self.decode_id.parse()?,
             route: Route::Completions,
             deadline_ms: 60_000,
+            uncached_tokens: None,
         };
         let parts = Envelope {
             head: call,

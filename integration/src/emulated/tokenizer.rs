@@ -179,7 +179,9 @@ fn content(content: &Value) -> Option<String> {
         // Texts of parts are joined by line breaks (0.32.0, content format `string`).
         Value::Array(parts) => {
             let texts = parts.iter().map(|part| part["text"].as_str());
-            texts.collect::<Option<Vec<_>>>().map(|texts| texts.join("\n"))
+            texts
+                .collect::<Option<Vec<_>>>()
+                .map(|texts| texts.join("\n"))
         }
         _ => None,
     }

@@ -171,6 +171,7 @@ fn call(route: Route, body: Bytes) -> Bytes {
         request: fresh(),
         route,
         deadline_ms: 10_000,
+        uncached_tokens: None,
     };
     Envelope { head, body }.encode().concat().into()
 }

@@ -364,6 +364,7 @@ fn prefill_call() -> PrefillCall {
         decode: "decode-0".parse().unwrap(),
         route: Route::ChatCompletions,
         deadline_ms: 60_000,
+        uncached_tokens: None,
     }
 }
 
@@ -382,6 +383,7 @@ fn generate_call() -> GenerateCall {
         request: "r-3".parse().unwrap(),
         route,
         deadline_ms: 1,
+        uncached_tokens: None,
     }
 }
 

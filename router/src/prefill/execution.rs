@@ -57,7 +57,8 @@ pub async fn prefill(
     planned: &Planned,
 ) -> Result<Prefill, Error> {
     let router = attempt.router;
-    let mut reservation = attempt.reserve(planned, prefill, true);
+    let work = attempt.work(planned, prefill);
+    let mut reservation = attempt.reserve(planned, prefill, work);
     let mut proof = attempt.proof(planned, prefill);
     let ticket = fresh_id();
     let release = ReleaseOnDrop::new(&router.calls, prefill, &ticket);
@@ -67,6 +68,7 @@ pub async fn prefill(
         decode: decode.id().clone(),
         route: attempt.request.route(),
         deadline_ms: attempt.time_left_ms(),
+        uncached_tokens: Some(work.tokens),
     };
     let started = router
         .calls

@@ -7,6 +7,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 
+use baton_planner::Work;
 use baton_proto::call::{DecodeCall, PrefillFrame, PrefillUsage, path};
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 use futures_util::future::{Either, select};
@@ -41,7 +42,7 @@ pub async fn decode(
     let mut decode = decode;
     let mut tried = vec![decode.id().clone()];
     loop {
-        let mut reservation = attempt.reserve(planned, &decode, false);
+        let mut reservation = attempt.reserve(planned, &decode, Work::default());
         let rest = held.rest.take();
         let fetched = fetch(attempt, &held, &decode, planned, &mut reservation);
         let (answer, usage) = beside(fetched, rest).await;

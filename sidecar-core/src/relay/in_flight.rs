@@ -16,6 +16,8 @@ pub struct InFlight {
 #[derive(Debug)]
 struct Entry {
     stage: Stage,
+    /// Prompt tokens that are not computed yet.
+    queued_tokens: u64,
 }
 
 /// A leg in the engine. Dropping it takes it out of the table.
@@ -40,7 +42,14 @@ impl InFlight {
                 message,
             ));
         }
-        table.insert(id.clone(), Entry { stage });
+        let queued_tokens = 0;
+        table.insert(
+            id.clone(),
+            Entry {
+                stage,
+                queued_tokens,
+            },
+        );
         Ok(InFlightLeg {
             table: self.clone(),
             id: id.clone(),
@@ -62,12 +71,37 @@ impl InFlight {
             .count()
     }
 
+    /// Prompt tokens of all legs that are not computed yet, as routers estimate them.
+    pub fn queued_tokens(&self) -> u64 {
+        let table = self.lock();
+        let queued = table.values().map(|entry| entry.queued_tokens);
+        queued.fold(0, u64::saturating_add)
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<RequestId, Entry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl InFlightLeg {
+    /// It has so many prompt tokens to compute.
+    #[must_use]
+    pub fn computing(self, tokens: u64) -> Self {
+        self.set_queued(tokens);
+        self
+    }
+
+    /// Its prompt is computed.
+    pub fn computed(&self) {
+        self.set_queued(0);
+    }
+
+    fn set_queued(&self, tokens: u64) {
+        if let Some(entry) = self.table.lock().get_mut(&self.id) {
+            entry.queued_tokens = tokens;
+        }
+    }
+
     /// Since when.
     pub fn since(&self) -> Instant {
         self.since
@@ -89,6 +123,10 @@ mod tests {
         let (table, gauge) = (InFlight::default(), Gauge::default());
         let id: RequestId = "r".parse().unwrap();
         let leg = table.enter(&id, Stage::Prefill, &gauge).unwrap();
+        let leg = leg.computing(500);
+        assert_eq!(table.queued_tokens(), 500);
+        leg.computed();
+        assert_eq!(table.queued_tokens(), 0);
         let refused = table.enter(&id, Stage::Prefill, &gauge).unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Conflict);
         assert_eq!(

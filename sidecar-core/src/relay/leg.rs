@@ -42,10 +42,12 @@ pub trait Call: serde::Serialize + serde::de::DeserializeOwned {
     fn route(&self) -> Route;
     /// Time left for it.
     fn deadline_ms(&self) -> u64;
+    /// Prompt tokens that the engine is expected to compute for it.
+    fn uncached_tokens(&self) -> u64;
 }
 
 macro_rules! call {
-    ($call:ty, $stage:expr) => {
+    ($call:ty, $stage:expr, $uncached:expr) => {
         impl Call for $call {
             const STAGE: Stage = $stage;
             fn request(&self) -> &RequestId {
@@ -57,13 +59,17 @@ macro_rules! call {
             fn deadline_ms(&self) -> u64 {
                 self.deadline_ms
             }
+            fn uncached_tokens(&self) -> u64 {
+                let uncached: fn(&Self) -> Option<u64> = $uncached;
+                uncached(self).unwrap_or(0)
+            }
         }
     };
 }
 
-call!(PrefillCall, Stage::Prefill);
-call!(DecodeCall, Stage::Decode);
-call!(GenerateCall, Stage::Generate);
+call!(PrefillCall, Stage::Prefill, |call| call.uncached_tokens);
+call!(DecodeCall, Stage::Decode, |_| None);
+call!(GenerateCall, Stage::Generate, |call| call.uncached_tokens);
 
 /// A call that arrived whole.
 #[derive(Debug)]
@@ -133,7 +139,8 @@ impl ActiveLeg {
         let gauge = core.metrics.in_flight(C::STAGE);
         let entry = core
             .in_flight
-            .enter(arrived.call.request(), C::STAGE, &gauge)?;
+            .enter(arrived.call.request(), C::STAGE, &gauge)?
+            .computing(arrived.call.uncached_tokens());
         Ok(Self {
             entry,
             _permit: permit,
@@ -166,6 +173,7 @@ impl ActiveLeg {
 
     /// The engine gave its first token.
     pub fn first_token(&self) {
+        self.entry.computed();
         self.metrics
             .first_token(self.stage, self.entry.since().elapsed().as_secs_f64());
     }

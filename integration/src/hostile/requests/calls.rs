@@ -98,6 +98,7 @@ fn prefill() -> Good {
             decode: WORKER.parse().unwrap(),
             route: Route::Completions,
             deadline_ms: 10_000,
+            uncached_tokens: None,
         })
     })
 }
@@ -112,6 +113,7 @@ fn generate() -> Good {
             request: fresh(),
             route: Route::Completions,
             deadline_ms: 10_000,
+            uncached_tokens: None,
         })
     })
 }

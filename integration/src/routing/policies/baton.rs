@@ -211,7 +211,9 @@ impl Baton {
         let known = &mut self.workers[request.prefill];
         if known.silent {
             let until = now + APPROXIMATE_S;
-            known.approximate.push_back((until, Arc::clone(&request.blocks)));
+            known
+                .approximate
+                .push_back((until, Arc::clone(&request.blocks)));
             while known.expected.len() > known.blocks as usize
                 && let Some((_, oldest)) = known.approximate.pop_front()
             {
@@ -227,7 +229,10 @@ impl Baton {
         let Some(request) = self.requests.get_mut(&number) else {
             return;
         };
-        let (from, to) = (&self.workers[request.prefill], &self.workers[request.decode]);
+        let (from, to) = (
+            &self.workers[request.prefill],
+            &self.workers[request.decode],
+        );
         let standing = |known: &'_ Known| (Arc::clone(&known.books), known.limits);
         let ((from_books, from_limits), (to_books, to_limits)) = (standing(from), standing(to));
         let stand = |worker, limits| Standing {
@@ -300,7 +305,10 @@ impl Policy for Baton {
             return Choice::Refuse;
         };
         let plan = chosen.candidate.plan;
-        let (Plan::Local { worker } | Plan::Split { prefill: worker, .. }) = plan;
+        let (Plan::Local { worker }
+        | Plan::Split {
+            prefill: worker, ..
+        }) = plan;
         let work = self.planner.work(ask, &standings[worker]);
         self.random = random;
         self.book(now, request, plan, work);
