@@ -21,11 +21,11 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::time::Instant;
 
-const BLOCK: usize = 4;
-const ROW: usize = 16;
+const BLOCK: u32 = 4;
+const ROW: u8 = 16;
 
 /// Bytes per second: a block takes 700 ms.
-const LINK: f64 = (BLOCK * ROW) as f64 / 0.7;
+const LINK: f64 = 4.0 * 16.0 / 0.7;
 
 /// Tokio's timers know whole milliseconds, so everything here takes some of them. Two engines of different speeds: what
 /// happens in the same millisecond has no order that both could have.
@@ -56,7 +56,7 @@ struct Asked {
 struct Answered {
     first_token_ms: u128,
     end_ms: u128,
-    cached: u32,
+    cached: usize,
 }
 
 /// What came of all.
@@ -84,7 +84,7 @@ async fn a_cold_and_a_warm_prompt() {
         local(1, 180_003, &[2; 8], 1),
     ];
     let outcome = both(&asked, ROOMY).await;
-    let cached: Vec<u32> = outcome.answered.iter().map(|of| of.cached).collect();
+    let cached: Vec<usize> = outcome.answered.iter().map(|of| of.cached).collect();
     assert_eq!(cached, [0, 28, 0]);
     // A prompt of 30 in two steps of at most 24 tokens, then four of one token.
     assert_eq!(outcome.counts[0].0, 2 + 4 + 1 + 4);
@@ -99,7 +99,7 @@ async fn moved_kv_arrives_when_it_arrives() {
     ];
     for link in [None, Some(LINK)] {
         let outcome = both(&asked, Size { link, ..ROOMY }).await;
-        let cached: Vec<u32> = outcome.answered.iter().map(|of| of.cached).collect();
+        let cached: Vec<usize> = outcome.answered.iter().map(|of| of.cached).collect();
         assert_eq!(cached, [0, 12, 12]);
     }
 }
@@ -138,7 +138,7 @@ async fn any_load_is_served_alike() {
         let outcome = both(&some_load(splits, &mut random), size).await;
         let counts = outcome.counts.iter();
         preempted += counts.map(|(_, preempted)| preempted).sum::<u64>();
-        cached += outcome.answered.iter().map(|of| of.cached).sum::<u32>();
+        cached += outcome.answered.iter().map(|of| of.cached).sum::<usize>();
     }
     assert!(
         preempted > 0 && cached > 0,
@@ -232,7 +232,7 @@ async fn both(asked: &[Asked], size: Size) -> Outcome {
 struct Script<'a> {
     asked: &'a [Asked],
     first_token: HashMap<u32, f64>,
-    end: HashMap<u32, (f64, u32)>,
+    end: HashMap<u32, (f64, usize)>,
 }
 
 impl Policy for Script<'_> {
@@ -252,7 +252,7 @@ impl Policy for Script<'_> {
             News::Finished {
                 request, cached, ..
             } => {
-                self.end.insert(request, (now, cached));
+                self.end.insert(request, (now, cached as usize));
             }
             _ => {}
         }
@@ -278,7 +278,8 @@ fn twin(asked: &[Asked], size: Size) -> Outcome {
         first_token: HashMap::new(),
         end: HashMap::new(),
     };
-    let outcome = simulation::run(&trace, 1.0, &workers, delays, &mut script).unwrap();
+    let outcome = simulation::run(&trace, 1.0, &workers, delays, &mut script);
+    let outcome = outcome.expect("every request ends");
     let answered = (0..).zip(asked).map(|(request, _)| {
         let (end, cached) = script.end[&request];
         Answered {
@@ -308,7 +309,7 @@ fn worker(speed: Speed, size: Size) -> Worker {
     Worker {
         role: Role::Any,
         engine: EngineConfig {
-            block_size: BLOCK as u32,
+            block_size: BLOCK,
             blocks: size.blocks,
             max_batched_tokens: size.max_batched_tokens,
             max_sequences: size.max_sequences,
@@ -316,21 +317,24 @@ fn worker(speed: Speed, size: Size) -> Worker {
             seed: 0,
         },
         card: size.link.unwrap_or(f64::MAX),
-        kv_bytes_per_token: ROW as u32,
+        kv_bytes_per_token: ROW.into(),
         tells: true,
     }
 }
 
 fn traced(asked: &Asked) -> trace::Request {
-    let blocks = asked.prompt.chunks_exact(BLOCK).scan(0, |parent, tokens| {
-        *parent = tokens
-            .iter()
-            .fold(*parent, |hash, token| chained(hash, u64::from(*token)));
-        Some(*parent)
-    });
+    let blocks = asked
+        .prompt
+        .chunks_exact(BLOCK as usize)
+        .scan(0, |parent, tokens| {
+            *parent = tokens
+                .iter()
+                .fold(*parent, |hash, token| chained(hash, u64::from(*token)));
+            Some(*parent)
+        });
     trace::Request {
         at: asked.at.as_secs_f64(),
-        prompt: asked.prompt.len() as u32,
+        prompt: u32::try_from(asked.prompt.len()).expect("a short prompt"),
         answer: asked.answer,
         blocks: blocks.collect(),
     }
@@ -356,7 +360,7 @@ async fn emulated(asked: &[Asked], size: Size) -> Outcome {
         .collect();
     let mut answered = Vec::new();
     for task in tasks {
-        answered.push(task.await.unwrap());
+        answered.push(task.await.expect("an answer"));
     }
     let counts = engines.iter().map(|rank| {
         let stats = rank.core().stats();
@@ -371,10 +375,10 @@ async fn emulated(asked: &[Asked], size: Size) -> Outcome {
 
 fn core(speed: Speed, size: Size) -> CoreConfig {
     CoreConfig {
-        block_size: BLOCK as u32,
+        block_size: BLOCK,
         // With the null block.
         blocks: size.blocks + 1,
-        row_bytes: ROW,
+        row_bytes: ROW.into(),
         max_batched_tokens: size.max_batched_tokens,
         max_sequences: size.max_sequences,
         speed,
@@ -410,13 +414,13 @@ async fn answer(
         Choice::Split { prefill, decode } => {
             let held = engines[prefill].submit(request(1, Handoff::Hold));
             let (_, _, finish) = followed(held, started).await;
-            let remote = remote(prefill, finish.held.unwrap());
+            let remote = remote(prefill, finish.held.expect("held KV"));
             let fetching = request(limit, Handoff::Fetch(remote));
             let (first, end, _) = followed(engines[decode].submit(fetching), started).await;
             Answered {
                 first_token_ms: first,
                 end_ms: end,
-                cached: finish.cached as u32,
+                cached: finish.cached,
             }
         }
         Choice::Local { worker } => {
@@ -425,7 +429,7 @@ async fn answer(
             Answered {
                 first_token_ms: first,
                 end_ms: end,
-                cached: finish.cached as u32,
+                cached: finish.cached,
             }
         }
         Choice::Refuse => unreachable!("the script refuses nothing"),

@@ -98,7 +98,6 @@ const SMOKE: usize = 400;
 fn loads(trace: &str, split: bool) -> &'static [f64] {
     match (trace, split) {
         ("conversation", true) => &[0.5, 1.0, 1.25, 1.5],
-        ("conversation", false) => &[0.5, 1.0, 1.5, 2.0],
         (_, true) => &[0.25, 0.5, 0.75, 1.0],
         (_, false) => &[0.5, 1.0, 1.5, 2.0],
     }
@@ -231,7 +230,7 @@ fn in_parallel<J: Sync, R: Send>(
     mut done: impl FnMut(&J),
 ) -> Result<Vec<R>> {
     let next = AtomicUsize::new(0);
-    let (sender, receiver) = mpsc::channel();
+    let (sender, receiver) = mpsc::sync_channel(jobs.len());
     let mut results: Vec<Option<R>> = jobs.iter().map(|_| None).collect();
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism()?.get() {

@@ -122,7 +122,7 @@ pub enum News<'a> {
         /// From whom.
         worker: usize,
     },
-    /// A later token came. Told only to those who want it.
+    /// A later token came. Told only to those who want it, and when it leaves the worker.
     Token {
         /// Of which request.
         request: u32,

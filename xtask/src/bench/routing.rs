@@ -153,5 +153,6 @@ fn print_cell(cell: &str, metrics: &BTreeMap<&str, &Figure>) {
 }
 
 fn row(cells: &[String]) -> String {
-    cells.iter().map(|cell| format!("{cell:>13}")).collect()
+    let aligned: Vec<String> = cells.iter().map(|cell| format!("{cell:>13}")).collect();
+    aligned.concat()
 }

@@ -18,9 +18,10 @@ impl Engine {
                 let Some(request) = self.waiting.front().copied() else {
                     break;
                 };
-                if !self.begin(request, &mut budget, &mut shares, fetches)
-                    && !(shares.is_empty() && self.let_fetched_overtake())
-                {
+                if self.begin(request, &mut budget, &mut shares, fetches) {
+                    continue;
+                }
+                if !shares.is_empty() || !self.let_fetched_overtake() {
                     break;
                 }
             }

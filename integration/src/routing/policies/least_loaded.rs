@@ -4,8 +4,8 @@ use super::super::policy::{Arrival, Choice, News, Policy, Seen};
 use super::outstanding::Outstanding;
 use super::pools;
 
-/// The worker with the fewest outstanding prompt tokens, of each pool. (By requests instead of tokens it is worse: prompts
-/// differ in length by two orders of magnitude.)
+/// The worker with the fewest outstanding prompt tokens, of each pool. Tokens and not requests, for prompts differ in length
+/// by two orders of magnitude.
 #[derive(Debug, Default)]
 pub struct LeastLoaded {
     outstanding: Outstanding,
