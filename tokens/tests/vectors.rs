@@ -238,3 +238,26 @@ fn texts_are_tokenised_as_by_the_engine() {
         }
     }
 }
+
+#[test]
+fn completions_are_tokenised_as_by_the_engine() {
+    #[derive(Deserialize)]
+    struct Completion {
+        tokenizer: String,
+        body: Box<RawValue>,
+        tokens: Option<Vec<Vec<u32>>>,
+    }
+    let mut models = BTreeMap::new();
+    for vector in read::<Completion>(&vectors().join("completions.json")) {
+        let load = || Model::load(&files(&vector.tokenizer), Limits::default()).unwrap();
+        let model: &mut Model = models.entry(vector.tokenizer.clone()).or_insert_with(load);
+        let tokens = model.completions(vector.body.get().as_bytes());
+        assert_eq!(
+            tokens.ok(),
+            vector.tokens,
+            "{}: {}",
+            vector.tokenizer,
+            vector.body
+        );
+    }
+}

@@ -106,6 +106,8 @@ def bodies():
     yield "continue and prompt", {"messages": [user("Count"), assistant("1")], "continue_final_message": True}
     yield "continue user", {"messages": [user("Say: ")], "add_generation_prompt": False, "continue_final_message": True}
     yield "special tokens", {"messages": [user("x")], "add_special_tokens": True}
+    yield "truncated", {"messages": [user("many words in a row")], "truncate_prompt_tokens": 7}
+    yield "truncated on the right", {"messages": [user("many words in a row")], "truncate_prompt_tokens": 7, "truncation_side": "right"}
     yield "name", {"messages": [user("x", name="bob"), assistant("y", name="ann"), user("z", other=["dropped"])]}
     yield "developer", {"messages": [{"role": "developer", "content": "be brief"}, user("x")]}
     yield "developer in the middle", {"messages": [system("a"), user("x"), {"role": "developer", "content": "b"}, user("y")]}
@@ -119,6 +121,19 @@ def bodies():
     yield "no tools", {"messages": [user("x")], "tools": []}
     yield "blanks", {"messages": [user("\u001c a \u0085\u00a0\u2003"), assistant("\t\n b \u001f"), user("\u200b c \ufeff")]}
     yield "composed", {"messages": [user("e\u0301 é ﬁ \u212b İ ß"), assistant("ǅ ΑΣ"), user("👨‍👩‍👧")]}
+
+
+def completions():
+    text = "Hello, world! The quick brown fox jumps."
+    yield {"prompt": text}
+    yield {"prompt": text, "add_special_tokens": False}
+    yield {"prompt": [text, "two"]}
+    for keep in (0, 1, 2, 3, 5, 500):
+        for side in (None, "left", "right"):
+            for add in (True, False):
+                yield {"prompt": text, "truncate_prompt_tokens": keep, "truncation_side": side, "add_special_tokens": add}
+    yield {"prompt": text, "truncate_prompt_tokens": -2}
+    yield {"prompt": text, "truncate_prompt_tokens": 3, "truncation_side": "middle"}
 
 
 RICH = {
