@@ -324,6 +324,62 @@ end
 {% if not (n is defined and n > 3) %}a{% elif n in [7, 8] and words | length > 2 %}b{% else %}c{% endif %}{{ 'x' if n is defined and n is not none and n }}
 ---
 {{ '' is string and not '' }}{{ '0' | int == 0 }}{{ ('a' ~ 'b') is string }}{{ (1, 2) | length }}{{ 'abc'[:2] ~ 'abc'[2:] }}{{ 'abc' | replace('b', '') }}{{ words | map('length') | list }}
+---
+{{ empty | default('d', boolean=true) }}
+---
+{{ words | join(d='-') }}
+---
+{{ spaces | trim(chars=' ') }}
+---
+{{ 'aXbX' | replace(old='X', new='y') }}
+---
+{{ words | unique | list }}
+---
+{{ 'a,b,c'.split(sep=',') }}
+---
+{{ map | dictsort(reverse=true) | map('first') | join }}
+---
+{{ map | dictsort(by='value') }}
+---
+{{ words | map(attribute='zz') | list }}
+---
+{{ map.items() | list }}
+---
+{{ '5' | int(9) }}{{ 'x' | int(default=9) }}
+---
+{{ numbers | select('divisibleby', 3) | list }}{{ people | selectattr('name', 'in', ['Ann']) | list | length }}{{ range(0) | list | length }}
+---
+{{ people | map(attribute='zz', default='q') | list }}
+---
+{{ words.count('a') }}
+---
+{{ words.index('c') }}
+---
+{{ words.append('x') }}
+---
+{{ map.update({}) }}{{ map.pop('b') }}
+---
+{{ 'abc'.isdigit() }}
+---
+{{ '%s' | format('x') }}
+---
+{{ words | map('title') | list }}
+---
+{{ words | select('startingwith', 'a') | list }}
+---
+{{ words[0:2] | join }}{{ words | select('in', ['a', 'b']) | join }}{{ words | select('ne', 'a') | join }}{{ words | select('string') | list | length }}
+---
+{{ words | first | upper }}{{ none | string }}{{ missing | default(none) is none }}{{ 0 | default(1) }}{{ 0 | default(1, true) }}
+---
+{{ people[0].name.split('n') }}{{ people | map(attribute='age') | select('number') | list }}{{ people | rejectattr('age') | list | length }}
+---
+{{ 'x'.strip(chars='x') }}
+---
+{% set a = namespace(x=[]) %}{% set a.x = a.x + ['q'] %}{{ a.x | join }}{{ a.x | length }}{% set m = dict(k=1) %}{{ m.k }}{{ m | length }}
+---
+{% for group in words | batch(2) %}{{ group | join }}{% endfor %}
+---
+{{ messages[1:] | selectattr('role', 'eq', 'user') | map(attribute='content') | join('|') }}{{ messages | rejectattr('role', 'in', ['user', 'tool']) | list | length }}
 """
 
 
