@@ -74,7 +74,7 @@ mod tests {
     fn a_piece_that_is_too_large_drives_out_no_other() {
         let pieces = Pieces::new(4_096);
         pieces.put("small", Arc::new([1]));
-        pieces.put(&"large".repeat(10_000), Arc::new([2; 10_000]));
+        pieces.put(&"large".repeat(10_000), vec![2; 10_000].into());
         assert_eq!(pieces.get("small").as_deref(), Some(&[1][..]));
         assert!(pieces.bytes() < 4_096);
     }

@@ -1,5 +1,10 @@
 //! What the engine and its libraries make of chats and texts (`vectors/`), against what is made of them here.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a vector that cannot be read fails the test"
+)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

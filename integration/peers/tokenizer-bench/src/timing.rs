@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use baton_tokens::{Limits, Model, ModelFiles};
+use baton_tokens::{Chat, Limits, Model, ModelFiles};
 use bytes::Bytes;
 
 use crate::corpus::{Corpus, prose};
@@ -38,7 +38,8 @@ pub fn report(json: &[u8], corpus: &Corpus) -> Result<()> {
             );
         }
     }
-    growing(json, corpus)
+    growing(json, corpus)?;
+    chat(json)
 }
 
 /// A chat of 50 KB to which 1 KB is added: through Baton's memory, and encoded whole by the reference.
@@ -73,6 +74,35 @@ fn growing(json: &[u8], corpus: &Corpus) -> Result<()> {
         micros(remembered),
         micros(fresh),
         model.shown().cuts_texts
+    );
+    Ok(())
+}
+
+/// A ChatML chat of 50 KB to which a turn of 1 KB is added: from the request's body to tokens, and to the template's text.
+fn chat(json: &[u8]) -> Result<()> {
+    const CHATML: &str = include_str!("../../../../tokens/vectors/templates/chatml.jinja");
+    let files = ModelFiles {
+        tokenizer: Bytes::copy_from_slice(json),
+        chat_template: Some(CHATML.to_owned()),
+        ..ModelFiles::default()
+    };
+    let model = Model::load(&files, Limits::default()).map_err(|error| anyhow!("{error}"))?;
+    let message = |turn: u64| serde_json::json!({"role": if turn % 2 == 0 { "user" } else { "assistant" }, "content": prose(1_000, turn)});
+    let mut messages: Vec<_> = (0..50).map(message).collect();
+    let (mut tokens, mut texts) = (Vec::new(), Vec::new());
+    for turn in 0..=ROUNDS {
+        messages.push(message(50 + turn));
+        let body = serde_json::json!({"messages": messages}).to_string();
+        let chat = Chat::from(body.as_bytes());
+        tokens.push(timed(&body, |_| drop(model.chat(&chat))));
+        texts.push(timed(&body, |_| drop(model.chat_text(&chat))));
+    }
+    // The first one has everything to encode.
+    let first = micros(tokens.remove(0));
+    println!(
+        "    ChatML body of 50 KB grown by 1 KB  {:.0} us, of which to the text {:.0} us; the first time {first:.0} us",
+        micros(median(tokens)),
+        micros(median(texts)),
     );
     Ok(())
 }
