@@ -246,14 +246,20 @@ fn files_that_are_no_model_are_refused_in_a_sentence() {
         matches!(outcome, Err(LoadError::TooLarge { most: 100, .. })),
         "{outcome:?}"
     );
-    let config = Some(Bytes::from(r#"{"model_type": "gpt_oss"}"#));
-    assert_eq!(
-        load(ModelFiles {
+    for (config, own) in [
+        (r#"{"model_type": "gpt_oss"}"#, "gpt_oss"),
+        (
+            r#"{"architectures": ["DeepseekV32ForCausalLM"]}"#,
+            "DeepseekV32ForCausalLM",
+        ),
+    ] {
+        let config = Some(Bytes::from(config));
+        let outcome = load(ModelFiles {
             config,
             ..files(CHATML)
-        }),
-        Err(LoadError::OwnCode("gpt_oss".into()))
-    );
+        });
+        assert_eq!(outcome, Err(LoadError::OwnCode(own.into())));
+    }
     let tokenizer_config = Some(Bytes::from("[1]"));
     let outcome = load(ModelFiles {
         tokenizer_config,
