@@ -8,7 +8,7 @@ use std::path::Path;
 /// Targets that read one message, and those that read a stream or an envelope.
 const MESSAGES: &[&str] = &["watch_frame", "prefill_frame", "registration", "ticket"];
 const FRAMES: &[&str] = &["envelope", "frame_reader"];
-const BODIES: &[&str] = &["raw_object", "client_request"];
+const BODIES: &[&str] = &["raw_object", "client_request", "chat_body"];
 
 const JSON: &[&str] = &[
     "{}",
@@ -52,7 +52,20 @@ fn main() -> io::Result<()> {
     for (number, text) in ERRORS.iter().enumerate() {
         save("error_wire", &number.to_string(), text.as_bytes())?;
     }
+    chats(here)?;
     kv_events(here)
+}
+
+/// The chats of which vectors are made: each template renders the same ones.
+fn chats(here: &Path) -> io::Result<()> {
+    let vectors = fs::read_to_string(here.join("../tokens/vectors/chats.json"))?;
+    let vectors: Vec<serde_json::Value> = serde_json::from_str(&vectors)?;
+    for (number, vector) in vectors.iter().filter(|vector| vector["template"] == "chatml").enumerate() {
+        for template in ["a", "b", "c"] {
+            save("chat_body", &format!("vector_{number}_{template}"), format!("{template}{}", vector["body"]).as_bytes())?;
+        }
+    }
+    Ok(())
 }
 
 /// The first messages of each recording, each after its length and the step of its sequence number.

@@ -16,7 +16,7 @@ pub struct ModelFiles {
     pub tokenizer_config: Option<Bytes>,
     /// `special_tokens_map.json`; read only where the configuration lists no added tokens.
     pub special_tokens_map: Option<Bytes>,
-    /// `config.json`: the model's type, since some are tokenised by the engine's own code.
+    /// `config.json`: the model's architecture, since some are tokenised by the engine's own code.
     pub config: Option<Bytes>,
     /// The template that goes before the configuration's: `chat_template.jinja`, or the engine's own `--chat-template`.
     pub chat_template: Option<String>,
@@ -57,17 +57,19 @@ const NAMED: [&str; 7] = [
     "mask_token",
 ];
 
-/// Models whose prompts the engine makes by its own code whatever the files say (vLLM 0.32.0).
+/// Architectures whose prompts the engine makes by its own code, whatever the files say (vLLM 0.32.0).
 const OWN_CODE: [&str; 8] = [
-    "gpt_oss",
-    "deepseek_v32",
-    "deepseek_v4",
-    "deepseek_v41",
-    "kimi_k3",
-    "kimi_audio",
-    "inkling",
-    "cohere2_vision",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV41ForCausalLM",
+    "DeepseekV4ForCausalLM",
+    "DeepseekV4ForConditionalGeneration",
+    "InklingForCausalLM",
+    "InklingForConditionalGeneration",
+    "KimiK3ForConditionalGeneration",
+    "MoonshotKimiaForCausalLM",
 ];
+/// And a type of model whose chats have a format of their own.
+const HARMONY: &str = "gpt_oss";
 
 /// What the configuration says, ready for use.
 #[derive(Debug, Default)]
@@ -117,9 +119,18 @@ impl TokenizerConfig {
 
 fn refuse_own_code(files: &ModelFiles) -> Result<(), LoadError> {
     let config = object(files.config.as_ref(), "config.json")?;
-    match config.get("model_type").and_then(Json::as_str) {
-        Some(kind) if OWN_CODE.contains(&kind) => Err(LoadError::OwnCode(kind.to_owned())),
-        _ => Ok(()),
+    let architectures = match config.get("architectures") {
+        Some(Json::List(names)) => names.as_slice(),
+        _ => &[],
+    };
+    let own = architectures
+        .iter()
+        .filter_map(Json::as_str)
+        .find(|name| OWN_CODE.contains(name));
+    let kind = config.get("model_type").and_then(Json::as_str);
+    match own.or(kind.filter(|&kind| kind == HARMONY)) {
+        Some(own) => Err(LoadError::OwnCode(own.to_owned())),
+        None => Ok(()),
     }
 }
 

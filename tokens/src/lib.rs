@@ -6,12 +6,12 @@
 //! here: **exact tokens, or [`Unknown`] with the reason**. What the engine would do with a request is taken from vLLM 0.32.0
 //! and its library, and compared with them in `vectors/`.
 //!
-//! A chat's next turn repeats all of the turns before it. Texts are cut where that is provably exact ([`cuts`]) and encoded
-//! pieces are remembered ([`pieces`]), so that a turn costs what is new in it.
+//! A chat's next turn repeats all of the turns before it. Texts are cut where that is provably exact (`cuts`) and encoded
+//! pieces are remembered (`pieces`), so that a turn costs what is new in it.
 //!
 //! This crate must never know: a protocol, a network, a clock, an async runtime, where files come from. It is given bytes.
 //!
-//! Start reading at [`model`], then [`chat`], [`template`] and [`encoder`].
+//! Start reading at `model`, then `chat`, `template` and `encoder`.
 
 mod chat;
 mod completion;

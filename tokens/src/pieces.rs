@@ -56,3 +56,26 @@ impl fmt::Debug for Pieces {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memory_without_room_remembers_nothing() {
+        let pieces = Pieces::new(0);
+        for nth in 0..100 {
+            pieces.put(&format!("piece {nth}"), Arc::new([nth]));
+        }
+        assert_eq!((pieces.get("piece 99"), pieces.bytes()), (None, 0));
+    }
+
+    #[test]
+    fn a_piece_that_is_too_large_drives_out_no_other() {
+        let pieces = Pieces::new(4_096);
+        pieces.put("small", Arc::new([1]));
+        pieces.put(&"large".repeat(10_000), vec![2; 10_000].into());
+        assert_eq!(pieces.get("small").as_deref(), Some(&[1][..]));
+        assert!(pieces.bytes() < 4_096);
+    }
+}

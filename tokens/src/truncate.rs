@@ -52,18 +52,17 @@ impl Truncation {
         let Some(keep) = self.keep.filter(|&keep| keep < tokens.len()) else {
             return Ok(tokens);
         };
-        let (before, after) = match (self.side, special) {
-            (Some(_), _) => (0, 0),
-            (None, Some(special)) => special,
-            (None, None) => {
-                return Err(Unknown::Unsupported(
-                    "truncation with this tokenizer's special tokens".into(),
-                ));
-            }
+        if keep <= special.map_or(0, |(_, after)| after) && self.side.is_none() {
+            return Ok(tokens[tokens.len() - keep..].to_vec());
+        }
+        let unsupported = || Unknown::Unsupported("truncation among special tokens".into());
+        let around = if self.side.is_some() {
+            Some((0, 0))
+        } else {
+            special
         };
-        let room = keep
-            .checked_sub(before + after)
-            .ok_or_else(|| Unknown::Refused("to keep so few tokens".into()))?;
+        let (before, after) = around.ok_or_else(unsupported)?;
+        let room = keep.checked_sub(before + after).ok_or_else(unsupported)?;
         let own = &tokens[before..tokens.len() - after];
         let own = if self.side == Some(Side::Right) {
             &own[..room]

@@ -62,10 +62,8 @@ pub enum LoadError {
         /// What its parser says.
         reason: String,
     },
-    /// The engine does not tokenise this model by its `tokenizer.json`.
-    #[error(
-        "a model of type {0:?} is tokenised by the engine's own code, not by its tokenizer.json"
-    )]
+    /// The engine does not make this model's prompts by its files.
+    #[error("the engine makes the prompts of {0} by its own code, not by the model's files")]
     OwnCode(String),
     /// The tokenizer contradicts itself on the built-in texts.
     #[error("the tokenizer gives different tokens for the same text")]

@@ -1,5 +1,10 @@
 //! Chats that grow turn by turn: the tokens are those of encoding the whole, whatever was remembered and forgotten.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a model that cannot be loaded fails the test"
+)]
+
 use std::path::Path;
 
 use baton_tokens::{Chat, Limits, Model, ModelFiles};

@@ -106,6 +106,8 @@ def bodies():
     yield "continue and prompt", {"messages": [user("Count"), assistant("1")], "continue_final_message": True}
     yield "continue user", {"messages": [user("Say: ")], "add_generation_prompt": False, "continue_final_message": True}
     yield "special tokens", {"messages": [user("x")], "add_special_tokens": True}
+    yield "truncated", {"messages": [user("many words in a row")], "truncate_prompt_tokens": 7}
+    yield "truncated on the right", {"messages": [user("many words in a row")], "truncate_prompt_tokens": 7, "truncation_side": "right"}
     yield "name", {"messages": [user("x", name="bob"), assistant("y", name="ann"), user("z", other=["dropped"])]}
     yield "developer", {"messages": [{"role": "developer", "content": "be brief"}, user("x")]}
     yield "developer in the middle", {"messages": [system("a"), user("x"), {"role": "developer", "content": "b"}, user("y")]}
@@ -119,6 +121,19 @@ def bodies():
     yield "no tools", {"messages": [user("x")], "tools": []}
     yield "blanks", {"messages": [user("\u001c a \u0085\u00a0\u2003"), assistant("\t\n b \u001f"), user("\u200b c \ufeff")]}
     yield "composed", {"messages": [user("e\u0301 é ﬁ \u212b İ ß"), assistant("ǅ ΑΣ"), user("👨‍👩‍👧")]}
+
+
+def completions():
+    text = "Hello, world! The quick brown fox jumps."
+    yield {"prompt": text}
+    yield {"prompt": text, "add_special_tokens": False}
+    yield {"prompt": [text, "two"]}
+    for keep in (0, 1, 2, 3, 5, 500):
+        for side in (None, "left", "right"):
+            for add in (True, False):
+                yield {"prompt": text, "truncate_prompt_tokens": keep, "truncation_side": side, "add_special_tokens": add}
+    yield {"prompt": text, "truncate_prompt_tokens": -2}
+    yield {"prompt": text, "truncate_prompt_tokens": 3, "truncation_side": "middle"}
 
 
 RICH = {
@@ -309,6 +324,62 @@ end
 {% if not (n is defined and n > 3) %}a{% elif n in [7, 8] and words | length > 2 %}b{% else %}c{% endif %}{{ 'x' if n is defined and n is not none and n }}
 ---
 {{ '' is string and not '' }}{{ '0' | int == 0 }}{{ ('a' ~ 'b') is string }}{{ (1, 2) | length }}{{ 'abc'[:2] ~ 'abc'[2:] }}{{ 'abc' | replace('b', '') }}{{ words | map('length') | list }}
+---
+{{ empty | default('d', boolean=true) }}
+---
+{{ words | join(d='-') }}
+---
+{{ spaces | trim(chars=' ') }}
+---
+{{ 'aXbX' | replace(old='X', new='y') }}
+---
+{{ words | unique | list }}
+---
+{{ 'a,b,c'.split(sep=',') }}
+---
+{{ map | dictsort(reverse=true) | map('first') | join }}
+---
+{{ map | dictsort(by='value') }}
+---
+{{ words | map(attribute='zz') | list }}
+---
+{{ map.items() | list }}
+---
+{{ '5' | int(9) }}{{ 'x' | int(default=9) }}
+---
+{{ numbers | select('divisibleby', 3) | list }}{{ people | selectattr('name', 'in', ['Ann']) | list | length }}{{ range(0) | list | length }}
+---
+{{ people | map(attribute='zz', default='q') | list }}
+---
+{{ words.count('a') }}
+---
+{{ words.index('c') }}
+---
+{{ words.append('x') }}
+---
+{{ map.update({}) }}{{ map.pop('b') }}
+---
+{{ 'abc'.isdigit() }}
+---
+{{ '%s' | format('x') }}
+---
+{{ words | map('title') | list }}
+---
+{{ words | select('startingwith', 'a') | list }}
+---
+{{ words[0:2] | join }}{{ words | select('in', ['a', 'b']) | join }}{{ words | select('ne', 'a') | join }}{{ words | select('string') | list | length }}
+---
+{{ words | first | upper }}{{ none | string }}{{ missing | default(none) is none }}{{ 0 | default(1) }}{{ 0 | default(1, true) }}
+---
+{{ people[0].name.split('n') }}{{ people | map(attribute='age') | select('number') | list }}{{ people | rejectattr('age') | list | length }}
+---
+{{ 'x'.strip(chars='x') }}
+---
+{% set a = namespace(x=[]) %}{% set a.x = a.x + ['q'] %}{{ a.x | join }}{{ a.x | length }}{% set m = dict(k=1) %}{{ m.k }}{{ m | length }}
+---
+{% for group in words | batch(2) %}{{ group | join }}{% endfor %}
+---
+{{ messages[1:] | selectattr('role', 'eq', 'user') | map(attribute='content') | join('|') }}{{ messages | rejectattr('role', 'in', ['user', 'tool']) | list | length }}
 """
 
 

@@ -13,13 +13,12 @@ import datetime
 import json
 import pathlib
 import random
-import tempfile
 import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 NOW = datetime.datetime(2025, 3, 9, 14, 5, 6)
 
-from chats import bodies, snippets, texts  # noqa: E402
+from chats import bodies, completions, snippets, texts  # noqa: E402
 from tokenizers_made import make_tokenizers  # noqa: E402
 
 
@@ -76,13 +75,21 @@ def render(tokenizer, template, body):
     return text, content_format, request
 
 
+def tokens_of(tokenizer, request, text):
+    """The engine's own steps, from the text to the tokens."""
+    params = request.build_tok_params(engine_settings())
+    prompt = params.apply_pre_tokenization(tokenizer, {"prompt": text})
+    ids = tokenizer(prompt["prompt"], **params.get_encode_kwargs())["input_ids"]
+    return params.apply_post_tokenization(tokenizer, {"prompt_token_ids": ids})["prompt_token_ids"]
+
+
 def case(name, tokenizer, template, body, with_tokens):
     entry = {"name": name, "body": body}
     try:
         text, content_format, request = render(tokenizer, template, body)
         entry["text"], entry["format"] = text, content_format
         if with_tokens:
-            entry["tokens"] = tokenizer(text, add_special_tokens=request.add_special_tokens)["input_ids"]
+            entry["tokens"] = tokens_of(tokenizer, request, text)
     except Exception as error:  # the engine answers these with an error
         entry["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
     return entry
@@ -108,6 +115,7 @@ def make_chats(tokenizer):
 
 
 def make_texts(directories):
+    (HERE / "texts").mkdir(exist_ok=True)
     for name, directory in directories.items():
         tokenizer = load(directory)
         rng = random.Random(name)
@@ -117,6 +125,24 @@ def make_texts(directories):
             ids = tokenizer(text, add_special_tokens=True)["input_ids"]
             made.append({"text": text, "tokens": ids, "plain": tokenizer(text, add_special_tokens=False)["input_ids"]})
         write(HERE / "texts" / f"{name}.json", made)
+
+
+def make_completions(directories):
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    made = []
+    for name, directory in directories.items():
+        tokenizer = load(directory)
+        for body in completions():
+            entry = {"tokenizer": name, "body": body}
+            try:
+                request = CompletionRequest.model_validate(copy.deepcopy(body))
+                prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+                entry["tokens"] = [tokens_of(tokenizer, request, prompt) for prompt in prompts]
+            except Exception as error:  # the engine answers these with an error
+                entry["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+            made.append(entry)
+    write(HERE / "completions.json", made)
 
 
 def make_other(directory, tokenizer):
@@ -140,6 +166,7 @@ def main():
         return
     make_chats(chat_tokenizer)
     make_texts(directories)
+    make_completions(directories)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ fn check_expression(expression: &Expr<'_>, all: &[Node<'_, '_>]) -> Result<(), S
     match expression {
         Expr::Filter(filter) => {
             known(FILTERS.contains(&filter.name), "filter", filter.name)?;
-            named_inside(&filter.args)
+            named_inside(filter.name, &filter.args)
         }
         Expr::Test(test) => known(TESTS.contains(&test.name), "test", test.name),
         Expr::Var(name) => known(!NO_FUNCTIONS.contains(&name.id), "name", name.id),
@@ -169,16 +169,25 @@ fn check_expression(expression: &Expr<'_>, all: &[Node<'_, '_>]) -> Result<(), S
     }
 }
 
-/// Filters that take the name of a filter or test take it from the same list.
-fn named_inside(arguments: &[CallArg<'_>]) -> Result<(), String> {
-    let dynamic = arguments
-        .iter()
-        .any(|argument| matches!(argument, CallArg::PosSplat(_) | CallArg::KwargSplat(_)));
-    if dynamic {
-        Err("it hands a filter arguments from a list, which is not reproduced here".to_owned())
-    } else {
-        Ok(())
-    }
+/// Filters that are given the name of a filter or test are given it from the same lists, and where it can be seen.
+fn named_inside(filter: &str, arguments: &[CallArg<'_>]) -> Result<(), String> {
+    let (known, place): (&[&str], usize) = match filter {
+        "map" => (&FILTERS, 0),
+        "select" | "reject" => (&TESTS, 0),
+        "selectattr" | "rejectattr" => (&TESTS, 1),
+        _ => return Ok(()),
+    };
+    let named = match arguments.get(place) {
+        None | Some(CallArg::Kwarg(..)) => true,
+        Some(CallArg::Pos(Expr::Const(name))) => name
+            .value
+            .as_str()
+            .is_some_and(|name| known.contains(&name)),
+        Some(_) => false,
+    };
+    named
+        .then_some(())
+        .ok_or_else(|| format!("it hands {filter} what is not reproduced here"))
 }
 
 pub(super) fn is_python_name(name: &str) -> bool {

@@ -1,7 +1,7 @@
 //! Chat templates: written for Jinja2, run by minijinja, and only where both are known to agree.
 //!
 //! A template is taken apart when it is loaded. What it uses must be on the list of what was compared with Jinja2
-//! ([`dialect`]); anything else makes the whole template unknown, with the reason. What can only be seen while it runs (a
+//! (`dialect`); anything else makes the whole template unknown, with the reason. What can only be seen while it runs (a
 //! list that is printed, a clock that is read) fails that one rendering.
 
 mod clock;
