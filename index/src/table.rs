@@ -133,6 +133,52 @@ pub(crate) enum Seek {
     Full,
 }
 
+/// Where a block belongs, as long as its table has the same size.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Home {
+    pub(crate) shard: usize,
+    bucket: usize,
+    buckets: usize,
+}
+
+/// The bucket that nearly every one of its blocks is in, for the writer.
+#[derive(Clone, Copy)]
+pub(crate) struct Own<'a>(&'a Bucket);
+
+impl Own<'_> {
+    /// The slot of a block.
+    #[inline]
+    pub(crate) fn held(self, hash: u64) -> Option<usize> {
+        let same = self.0.slots(|slot| slot.key.load(Relaxed) == hash);
+        // What is vacant may have the key, too, and what is in the next buckets is not seen.
+        bits(same).find(|slot| !self.holding(*slot).is_none())
+    }
+
+    /// A vacant slot, if blocks that are not in this bucket are nowhere.
+    #[inline]
+    pub(crate) fn vacant(self) -> Option<usize> {
+        let free = self.0.slots(|slot| slot.word().holding().is_none());
+        (free != 0 && self.0.reach() == 0).then_some(free.trailing_zeros() as usize % SLOTS)
+    }
+
+    #[inline]
+    pub(crate) fn holding(self, slot: usize) -> Holding {
+        self.0.0[slot].word().holding()
+    }
+
+    /// Changes who holds a block that is there, nobody included.
+    #[inline]
+    pub(crate) fn change(self, slot: usize, holding: Holding) {
+        let slot = &self.0.0[slot];
+        slot.set(slot.word().with_holding(holding));
+    }
+
+    #[inline]
+    pub(crate) fn fill(self, slot: usize, hash: u64, holding: Holding) {
+        self.0.0[slot].fill(hash, holding);
+    }
+}
+
 /// The table. Copies are the same one.
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
@@ -171,8 +217,23 @@ impl Table {
 
     /// Has the bucket of a block fetched, without waiting for it.
     #[inline]
-    pub(crate) fn fetch(&self, hash: u64) {
-        prefetch_index(&self.buckets, self.home(hash));
+    pub(crate) fn fetch(&self, shard: usize, hash: u64) -> Home {
+        let home = self.home(hash);
+        prefetch_index(&self.buckets, home);
+        Home {
+            shard,
+            bucket: home,
+            buckets: self.buckets.len(),
+        }
+    }
+
+    /// The bucket of a block, unless the table has another size since that was looked up. For the writer.
+    #[inline]
+    pub(crate) fn own(&self, home: Home) -> Option<Own<'_>> {
+        let bucket = self.buckets.get(home.bucket);
+        bucket
+            .filter(|_| home.buckets == self.buckets.len())
+            .map(Own)
     }
 
     /// Who holds a block. For readers.

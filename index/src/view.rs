@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::sets::Directory;
-use crate::table::{Keys, SHARD_BITS, Table};
+use crate::table::{Home, Keys, SHARD_BITS, Table};
 use crate::target::Targets;
 use crate::word::Holding;
 
@@ -31,7 +31,9 @@ impl View {
     }
 
     /// Has what is needed to look for a block fetched, without waiting for it.
-    pub(crate) fn fetch(&self, hash: u64) {
-        self.table(hash).fetch(hash);
+    #[inline]
+    pub(crate) fn fetch(&self, hash: u64) -> Home {
+        let shard = self.keys.shard(hash);
+        self.tables[shard].fetch(shard, hash)
     }
 }

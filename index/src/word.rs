@@ -108,6 +108,32 @@ impl Holding {
         })
     }
 
+    /// With one more, if this one is no set, has not got it, and has room.
+    #[inline]
+    pub(crate) fn with_new(self, holder: Holder) -> Option<Self> {
+        // A set's count is beyond those that have room.
+        let held = self.count() < INLINE as u64 && self.place(holder) < INLINE;
+        if held { None } else { self.with(holder) }
+    }
+
+    /// Without one, if this one is no set and has it.
+    #[inline]
+    pub(crate) fn without_known(self, holder: Holder) -> Option<Self> {
+        let place = self.place(holder);
+        (self.count() < SET && place < INLINE).then(|| self.without(place))
+    }
+
+    /// Where a holder is, without a branch that would be foretold wrongly; [`INLINE`] if it is not there.
+    #[inline]
+    fn place(self, holder: Holder) -> usize {
+        let places = (0..INLINE).rev();
+        places.fold(INLINE, |found, place| {
+            let other = self.0 >> (place as u32 * HOLDER_BITS) & HOLDER_MASK;
+            let same = other == u64::from(holder.0) && (place as u64) < self.count();
+            if same { place } else { found }
+        })
+    }
+
     /// Without the one at a place. This one is no set.
     pub(crate) fn without(self, place: usize) -> Self {
         let holders = self.0 & ((1 << COUNT_SHIFT) - 1);
@@ -181,6 +207,24 @@ mod tests {
         assert_eq!(all(three.without(2)), [0, 16383]);
         assert!(three.without(0).without(0).without(0).is_none());
         assert!(!Holding::of(&[Holder(0)]).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_not_as_expected_is_left_to_others() {
+        let two = Holding::of(&[Holder(0), Holder(7)]).unwrap();
+        assert_eq!(two.with_new(Holder(9)), two.with(Holder(9)));
+        assert_eq!(two.with_new(Holder(0)), None, "it is there already");
+        let three = two.with(Holder(9)).unwrap();
+        assert_eq!(three.with_new(Holder(1)), None, "four do not fit");
+        assert_eq!(three.without_known(Holder(7)), Some(three.without(1)));
+        assert_eq!(three.without_known(Holder(1)), None);
+        assert_eq!(two.without_known(Holder(16384)), None, "15 bits");
+        let alone = Holding::NONE.with_new(Holder(0)).unwrap();
+        assert_eq!(alone.without_known(Holder(0)), Some(Holding::NONE));
+        assert_eq!(Holding::NONE.without_known(Holder(0)), None);
+        let set = Holding::of_set(SetName::new(0, 7));
+        assert_eq!(set.with_new(Holder(1)), None);
+        assert_eq!(set.without_known(Holder(0)), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::sets::Sets;
 use crate::sync::Published;
-use crate::table::{Keys, Position, SLOTS, Seek, Table};
+use crate::table::{Home, Keys, Position, SLOTS, Seek, Table};
 use crate::target::{Holder, Target, Targets, Tier};
 use crate::view::{SHARDS, View};
 use crate::word::Holding;
@@ -21,9 +21,9 @@ const AHEAD: usize = 16;
 
 /// Parts of a table, in per cent: the most that is used, the part in use after growing or shrinking, and the part below
 /// which it shrinks.
-const FULL: usize = 70;
-const RELAXED: usize = 52;
-const SPARSE: usize = 30;
+const FULL: usize = 60;
+const RELAXED: usize = 49;
+const SPARSE: usize = 28;
 
 /// What only writers know.
 #[derive(Debug)]
@@ -137,20 +137,24 @@ impl Writer {
         target: Target,
         tier: Tier,
         blocks: &[u64],
-        change: impl Fn(&mut Self, &Published<View>, Holder, u64) -> bool,
+        change: impl Fn(&mut Self, &Published<View>, Holder, u64, Home) -> bool,
     ) -> u64 {
         if !self.is_given(target) {
             return 0;
         }
         let holder = Holder::new(target, tier);
-        self.fetch_first(blocks);
+        let mut homes = [Home::default(); AHEAD];
+        for (home, hash) in homes.iter_mut().zip(blocks) {
+            *home = self.view.fetch(*hash);
+        }
         let mut changed = 0;
         for (place, hash) in blocks.iter().enumerate() {
+            let next = &mut homes[place % AHEAD];
+            let home = *next;
             if let Some(later) = blocks.get(place + AHEAD) {
-                self.view.fetch(*later);
+                *next = self.view.fetch(*later);
             }
-            self.make_room_for_a_set(views);
-            changed += u64::from(change(self, views, holder, *hash));
+            changed += u64::from(change(self, views, holder, *hash, home));
         }
         changed
     }
@@ -159,13 +163,6 @@ impl Writer {
         if self.is_given(target) {
             let targets = self.targets();
             targets.set_held(target, tier, held(targets.held(target, tier)));
-        }
-    }
-
-    /// Has what the first blocks need fetched; what later ones need is while those are worked on.
-    fn fetch_first(&self, blocks: &[u64]) {
-        for hash in blocks.iter().take(AHEAD) {
-            self.view.fetch(*hash);
         }
     }
 
@@ -180,7 +177,41 @@ impl Writer {
     }
 
     /// Whether it was not there.
-    fn store_one(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
+    #[inline]
+    fn store_one(
+        &mut self,
+        views: &Published<View>,
+        holder: Holder,
+        hash: u64,
+        home: Home,
+    ) -> bool {
+        let table = &self.view.tables[home.shard];
+        let Some(own) = table.own(home) else {
+            return self.store_seeking(views, holder, hash);
+        };
+        if let Some(slot) = own.held(hash) {
+            return match own.holding(slot).with_new(holder) {
+                Some(to) => {
+                    own.change(slot, to);
+                    true
+                }
+                None => self.store_seeking(views, holder, hash),
+            };
+        }
+        let has_room = self.blocks[home.shard] * 100 < table.slots() * FULL;
+        match (own.vacant(), Holding::NONE.with(holder)) {
+            (Some(slot), Some(alone)) if has_room => {
+                own.fill(slot, hash, alone);
+                self.blocks[home.shard] += 1;
+                true
+            }
+            _ => self.store_seeking(views, holder, hash),
+        }
+    }
+
+    /// The same wherever the block may be, and whoever holds it.
+    fn store_seeking(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
+        self.make_room_for_a_set(views);
         let shard = self.view.keys.shard(hash);
         loop {
             let table = &self.view.tables[shard];
@@ -215,7 +246,32 @@ impl Writer {
     }
 
     /// Whether it was there.
-    fn remove_one(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
+    #[inline]
+    fn remove_one(
+        &mut self,
+        views: &Published<View>,
+        holder: Holder,
+        hash: u64,
+        home: Home,
+    ) -> bool {
+        let table = &self.view.tables[home.shard];
+        if let Some(own) = table.own(home)
+            && let Some(slot) = own.held(hash)
+            && let Some(to) = own.holding(slot).without_known(holder)
+        {
+            own.change(slot, to);
+            if to.is_none() {
+                self.blocks[home.shard] -= 1;
+                self.shrink(views, home.shard);
+            }
+            return true;
+        }
+        self.remove_seeking(views, holder, hash)
+    }
+
+    /// The same wherever the block may be, and whoever holds it.
+    fn remove_seeking(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
+        self.make_room_for_a_set(views);
         let shard = self.view.keys.shard(hash);
         let table = &self.view.tables[shard];
         let Seek::Held(at) = table.seek(table.home(hash), hash) else {
@@ -265,8 +321,7 @@ impl Writer {
             let held = blocks.filter(|(_, holding)| self.sets.has(*holding, holder));
             gone.extend(held.map(|(hash, _)| hash));
             for hash in &gone {
-                self.make_room_for_a_set(views);
-                self.remove_one(views, holder, *hash);
+                self.remove_seeking(views, holder, *hash);
             }
             let held = self.targets().held(target, *tier) - gone.len() as u64;
             self.targets().set_held(target, *tier, held);

@@ -24,12 +24,14 @@ use rank::RankView;
 
 mod changes;
 pub mod event;
+mod fingerprints;
 pub mod holdings;
 mod lineage;
 pub mod oddity;
 pub mod order;
 mod plain;
 pub mod rank;
+mod salt;
 #[cfg(test)]
 mod tests;
 

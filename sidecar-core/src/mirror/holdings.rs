@@ -15,6 +15,9 @@ use super::plain::Plain;
 /// The tiers that are mirrored, in the order of their counters.
 pub const TIERS: [Tier; 4] = [Tier::Device, Tier::Host, Tier::Disk, Tier::External];
 
+/// How many blocks ahead of the one that is worked on their places are fetched.
+const AHEAD: usize = 8;
+
 /// Place of the device tier's counters.
 const DEVICE: usize = 0;
 
@@ -130,6 +133,34 @@ impl Holdings {
         }
         let faded = self.faded.get(&hash);
         faded.map(|sequence| Known::Placed(*sequence))
+    }
+
+    /// Has what is needed for the blocks of an event fetched, without waiting for it: of the one at `place`, a later one; of the
+    /// first, the first ones, too. Called for each of them in turn.
+    #[inline]
+    pub fn fetch_ahead(&self, hashes: &[EngineHash], place: usize) {
+        if place == 0 {
+            let first = hashes.iter().take(AHEAD);
+            first.for_each(|hash| self.plain.fetch(*hash));
+        }
+        if let Some(later) = hashes.get(place + AHEAD) {
+            self.plain.fetch(*later);
+        }
+    }
+
+    /// Puts a block that has one name, which is new like the block itself, into a tier, as nearly all are: what [`Self::find`]
+    /// and [`Self::put`] would do then. False, and nothing done, if it may be anything else.
+    pub fn put_new(&mut self, hash: EngineHash, sequence: SequenceHash, tier: Tier) -> bool {
+        // Nearly always these maps are empty, or small.
+        let known = self.placed.contains_key(&hash)
+            || self.outside.contains_key(&hash)
+            || self.faded.contains_key(&hash)
+            || self.sequences.contains_key(&sequence);
+        if tier != Tier::Device || known || !self.plain.insert(hash, sequence) {
+            return false;
+        }
+        self.see(sequence, DEVICE);
+        true
     }
 
     /// One more copy of a block in a tier. One that is there already is counted again if `copies` do count.

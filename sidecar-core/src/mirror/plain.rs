@@ -1,194 +1,362 @@
 //! Names and blocks that belong to each other and to nothing else.
 //!
-//! Nearly every block has one name. Both are written down once, side by side, in the order in which they came; what finds
-//! them is two tables of places, which take four bytes an entry and so stay near. Neighbours in a sequence are neighbours
-//! here, and leave one after the other, so most of what is looked at was just looked at.
-
-use std::hash::{BuildHasher, RandomState};
+//! Nearly every block has one name. Both are written down side by side, where the name says: a cache line for every four
+//! pairs, and the next line if that one is full. Whether a block has another name already is asked of its fingerprint
+//! ([`Fingerprints`]): that says *no* for nearly all blocks, and costs less than a second table in which blocks are found.
+//! When it says *perhaps*, that table is made, and kept for as long as it is asked.
 
 use baton_proto::hash::SequenceHash;
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
+use hashbrown::HashMap;
+use prefetch_index::prefetch_index;
 
 use super::event::EngineHash;
+use super::fingerprints::Fingerprints;
+use super::salt::{Salt, bucket_of};
+
+/// Pairs of a bucket: what fits into a cache line.
+const SLOTS: usize = 4;
+
+/// Slots where nearly every name is: those of its own bucket and of the next.
+const NEAR: usize = 2 * SLOTS;
+
+/// How many buckets from its own a name may be.
+const FURTHEST: usize = 63;
+
+/// Buckets behind the last home of the smallest table.
+const FEW: usize = 15;
+
+/// Parts of the table, in per cent: the most that is used, the part in use after growing or shrinking, and the part below
+/// which it shrinks.
+const FULL: usize = 72;
+const RELAXED: usize = 50;
+const SPARSE: usize = 25;
+
+/// Buckets that have a bucket of fingerprints: those are looked at one by one, and so hardly ever full.
+const SHARE: usize = 3;
 
 /// A name and the block that it leads to.
 type Pair = (EngineHash, SequenceHash);
 
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(align(64))]
+struct Bucket {
+    names: [u64; SLOTS],
+    blocks: [u64; SLOTS],
+}
+
+impl Bucket {
+    /// Slots that have this name or had it once, as bits: without a branch that would be foretold wrongly.
+    #[inline]
+    fn same(&self, name: u64) -> u32 {
+        let names = self.names.iter().enumerate();
+        names.fold(0, |bits, (slot, other)| {
+            bits | u32::from(*other == name) << slot
+        })
+    }
+}
+
+/// What is known of a bucket without looking into it: one bit for each slot that is taken, and in the others how many buckets
+/// further its names may be.
+#[derive(Debug, Clone, Copy, Default)]
+struct State(u16);
+
+impl State {
+    #[inline]
+    fn used(self) -> u32 {
+        u32::from(self.0) % (1 << SLOTS)
+    }
+
+    #[inline]
+    fn reach(self) -> usize {
+        usize::from(self.0 >> SLOTS)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "it is less than a hundred")]
+    fn set_reach(&mut self, reach: usize) {
+        self.0 = (self.0 % (1 << SLOTS)) | ((reach as u16) << SLOTS);
+    }
+}
+
+/// What a look at a name's own bucket and at the next one shows.
+#[derive(Clone, Copy)]
+struct Look {
+    /// Its own bucket.
+    home: usize,
+    /// Slots that have the name, as bits; at most one.
+    same: u32,
+    /// Slots that are vacant, as bits.
+    vacant: u32,
+    /// How many buckets further names of that bucket may be.
+    reach: usize,
+}
+
 /// Pairs of which both halves are in no other.
 #[derive(Debug)]
 pub(super) struct Plain {
-    pairs: Vec<Pair>,
-    /// Places in `pairs` of no pair.
-    free: Vec<u32>,
-    by_name: HashTable<u32>,
-    by_sequence: HashTable<u32>,
-    salt: Salt,
+    /// As many as there are homes, and what names of the last ones may need further on.
+    buckets: Box<[Bucket]>,
+    states: Box<[State]>,
+    homes: usize,
+    pairs: usize,
+    /// Of the blocks of all pairs.
+    fingerprints: Fingerprints,
+    names: Option<Names>,
+    salts: [Salt; 2],
 }
 
-/// What makes hashes into places. Whoever chooses prompts does not know it, or could make many blocks meet in one.
-#[derive(Debug, Clone, Copy)]
-struct Salt(u64);
-
-impl Salt {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "both halves of the product are taken"
-    )]
-    fn place(self, hash: u64) -> u64 {
-        let mixed = u128::from(hash) * u128::from(self.0);
-        (mixed >> 64) as u64 ^ mixed as u64
-    }
+/// Names by block.
+#[derive(Debug)]
+struct Names {
+    by_block: HashMap<SequenceHash, EngineHash>,
+    /// How many pairs may come until it is given up, unless it is asked again: by then making it anew would have cost no more.
+    patience: usize,
 }
 
 impl Default for Plain {
     fn default() -> Self {
-        Self {
-            pairs: Vec::new(),
-            free: Vec::new(),
-            by_name: HashTable::new(),
-            by_sequence: HashTable::new(),
-            salt: Salt(RandomState::new().hash_one("plain") | 1),
-        }
+        Self::new(0, [Salt::new(), Salt::new()])
     }
 }
 
 impl Plain {
+    fn new(homes: usize, salts: [Salt; 2]) -> Self {
+        // A small table need not end in many that nothing is in.
+        let further = if homes == 0 { 0 } else { homes + FEW };
+        let buckets = homes + further.min(FURTHEST);
+        Self {
+            buckets: vec![Bucket::default(); buckets].into(),
+            states: vec![State::default(); buckets].into(),
+            homes,
+            pairs: 0,
+            fingerprints: Fingerprints::new(homes.div_ceil(SHARE), salts[1]),
+            names: None,
+            salts,
+        }
+    }
+
+    #[inline]
+    fn home(&self, name: u64) -> usize {
+        bucket_of(self.salts[0].spread(name), self.homes)
+    }
+
+    /// Has what a look at a name needs fetched, without waiting for it.
+    #[inline]
+    pub(super) fn fetch(&self, name: EngineHash) {
+        let home = self.home(name.0);
+        prefetch_index(&self.buckets, home);
+        prefetch_index(&self.buckets, home + 1);
+    }
+
+    #[inline]
+    fn look(&self, name: u64) -> Option<Look> {
+        let home = self.home(name);
+        let [first, second] = self.buckets.get(home..home + 2)? else {
+            return None;
+        };
+        let [own, next] = self.states.get(home..home + 2)? else {
+            return None;
+        };
+        let used = own.used() | next.used() << SLOTS;
+        Some(Look {
+            home,
+            same: (first.same(name) | second.same(name) << SLOTS) & used,
+            vacant: !used & ((1 << NEAR) - 1),
+            reach: own.reach(),
+        })
+    }
+
+    /// Where a name is: the number of a slot.
+    #[inline]
+    fn place(&self, look: Look, name: u64) -> Option<usize> {
+        if look.same != 0 {
+            return Some(look.home * SLOTS + look.same.trailing_zeros() as usize);
+        }
+        if look.reach < 2 {
+            return None;
+        }
+        self.place_far(look, name)
+    }
+
+    #[cold]
+    fn place_far(&self, look: Look, name: u64) -> Option<usize> {
+        (2..=look.reach).find_map(|distance| {
+            let bucket = look.home + distance;
+            let same = self.buckets[bucket].same(name) & self.states[bucket].used();
+            (same != 0).then(|| bucket * SLOTS + same.trailing_zeros() as usize)
+        })
+    }
+
+    /// Where a name that is not there can be put.
+    #[inline]
+    fn vacancy(&self, look: Look) -> Option<usize> {
+        if look.vacant != 0 {
+            return Some(look.home * SLOTS + look.vacant.trailing_zeros() as usize);
+        }
+        self.vacancy_far(look)
+    }
+
+    #[cold]
+    fn vacancy_far(&self, look: Look) -> Option<usize> {
+        self.vacancy_from(look.home + 2, look.home)
+    }
+
+    #[inline]
+    fn vacancy_from(&self, first: usize, home: usize) -> Option<usize> {
+        let end = self.buckets.len().min(home + FURTHEST + 1);
+        (first..end).find_map(|bucket| {
+            let slot = self.states[bucket].used().trailing_ones() as usize;
+            (slot < SLOTS).then_some(bucket * SLOTS + slot)
+        })
+    }
+
     /// The block that a name leads to.
     pub(super) fn sequence(&self, name: EngineHash) -> Option<SequenceHash> {
-        let same = |place: &u32| self.pairs[*place as usize].0 == name;
-        let place = self.by_name.find(self.salt.place(name.0), same)?;
-        Some(self.pairs[*place as usize].1)
+        let place = self.place(self.look(name.0)?, name.0)?;
+        Some(SequenceHash(
+            self.buckets[place / SLOTS].blocks[place % SLOTS],
+        ))
     }
 
     /// The name of a block.
-    pub(super) fn name(&self, sequence: SequenceHash) -> Option<EngineHash> {
-        let same = |place: &u32| self.pairs[*place as usize].1 == sequence;
-        let place = self.by_sequence.find(self.salt.place(sequence.0), same)?;
-        Some(self.pairs[*place as usize].0)
+    #[inline]
+    pub(super) fn name(&mut self, block: SequenceHash) -> Option<EngineHash> {
+        if !self.fingerprints.may_have(block.0) {
+            return None;
+        }
+        self.name_exactly(block)
     }
 
-    /// Puts a pair in; false, and nothing done, if either half is in one, or if there are more than can be counted.
-    pub(super) fn insert(&mut self, name: EngineHash, sequence: SequenceHash) -> bool {
-        let (pairs, salt) = (&self.pairs, self.salt);
-        let pair = |place: &u32| pairs[*place as usize];
-        let by_name = self.by_name.entry(
-            salt.place(name.0),
-            |place| pair(place).0 == name,
-            |place| salt.place(pair(place).0.0),
-        );
-        let by_sequence = self.by_sequence.entry(
-            salt.place(sequence.0),
-            |place| pair(place).1 == sequence,
-            |place| salt.place(pair(place).1.0),
-        );
-        let (Entry::Vacant(by_name), Entry::Vacant(by_sequence)) = (by_name, by_sequence) else {
-            return false;
-        };
-        let new = || u32::try_from(pairs.len()).ok();
-        let Some(place) = self.free.pop().or_else(new) else {
-            return false;
-        };
-        by_name.insert(place);
-        by_sequence.insert(place);
-        match self.pairs.get_mut(place as usize) {
-            Some(pair) => *pair = (name, sequence),
-            None => self.push((name, sequence)),
+    #[cold]
+    fn name_exactly(&mut self, block: SequenceHash) -> Option<EngineHash> {
+        let mut names = self.names.take().unwrap_or_else(|| Names {
+            by_block: self.iter().map(|(name, block)| (block, name)).collect(),
+            patience: 0,
+        });
+        names.patience = self.pairs;
+        let name = names.by_block.get(&block).copied();
+        self.names = Some(names);
+        name
+    }
+
+    /// Puts a pair in; false, and nothing done, if either half is in one, or if there is no room for it.
+    pub(super) fn insert(&mut self, name: EngineHash, block: SequenceHash) -> bool {
+        self.fingerprints.settle();
+        if self.pairs * 100 >= self.homes * SLOTS * FULL {
+            self.resize();
         }
+        let Some(look) = self.look(name.0) else {
+            return false;
+        };
+        if self.place(look, name.0).is_some() || self.name(block).is_some() {
+            return false;
+        }
+        let put = self.put(look, name, block);
+        if put && self.names.is_some() {
+            self.note_name(name, block);
+        }
+        put
+    }
+
+    #[cold]
+    fn note_name(&mut self, name: EngineHash, block: SequenceHash) {
+        if let Some(names) = &mut self.names {
+            names.by_block.insert(block, name);
+            match names.patience.checked_sub(1) {
+                Some(patience) => names.patience = patience,
+                None => self.names = None,
+            }
+        }
+    }
+
+    /// Puts a pair in of which neither half is in one; whether there was room.
+    #[inline]
+    fn put(&mut self, look: Look, name: EngineHash, block: SequenceHash) -> bool {
+        let place = self.vacancy(look);
+        place.is_some_and(|place| self.write(place, look.home, name, block))
+    }
+
+    /// The same, of one that was in the table before it had another size.
+    fn refill(&mut self, name: EngineHash, block: SequenceHash) -> bool {
+        let home = self.home(name.0);
+        let place = self.vacancy_from(home, home);
+        place.is_some_and(|place| self.write(place, home, name, block))
+    }
+
+    #[inline]
+    fn write(&mut self, place: usize, home: usize, name: EngineHash, block: SequenceHash) -> bool {
+        if !self.fingerprints.insert(block.0) {
+            return false;
+        }
+        let (bucket, slot) = (place / SLOTS, place % SLOTS);
+        self.buckets[bucket].names[slot] = name.0;
+        self.buckets[bucket].blocks[slot] = block.0;
+        self.states[bucket].0 |= 1 << slot;
+        if self.states[home].reach() < bucket - home {
+            self.states[home].set_reach(bucket - home);
+        }
+        self.pairs += 1;
         true
-    }
-
-    /// In smaller steps than a `Vec` takes by itself: half of it would be empty in the mean.
-    fn push(&mut self, pair: Pair) {
-        if self.pairs.len() == self.pairs.capacity() {
-            self.pairs.reserve_exact(self.pairs.len() / 8 + 64);
-        }
-        self.pairs.push(pair);
     }
 
     /// Takes the pair of a name out; its block.
     pub(super) fn remove(&mut self, name: EngineHash) -> Option<SequenceHash> {
-        let (pairs, salt) = (&self.pairs, self.salt);
-        let same = |place: &u32| pairs[*place as usize].0 == name;
-        let entry = self.by_name.find_entry(salt.place(name.0), same).ok()?;
-        let (place, _) = entry.remove();
-        let sequence = pairs[place as usize].1;
-        let this = |other: &u32| *other == place;
-        if let Ok(entry) = self.by_sequence.find_entry(salt.place(sequence.0), this) {
-            entry.remove();
+        let look = self.look(name.0)?;
+        let place = self.place(look, name.0)?;
+        let (bucket, slot) = (place / SLOTS, place % SLOTS);
+        let block = SequenceHash(self.buckets[bucket].blocks[slot]);
+        self.states[bucket].0 &= !(1 << slot);
+        // A reach of 1 costs nothing.
+        if look.reach > 1 && bucket - look.home == look.reach {
+            self.pull_in(look);
         }
-        self.free.push(place);
-        self.give_back();
-        Some(sequence)
+        self.fingerprints.remove(block.0);
+        self.pairs -= 1;
+        if let Some(names) = &mut self.names {
+            names.by_block.remove(&block);
+        }
+        if self.pairs * 100 < self.homes * SLOTS * SPARSE && self.homes > 1 {
+            self.resize();
+        }
+        Some(block)
     }
 
-    /// Gives memory back once most of it is free.
-    fn give_back(&mut self) {
-        let held = self.pairs.len() - self.free.len();
-        if self.pairs.len() > 1024 && held < self.pairs.len() / 4 {
-            let pairs: Vec<Pair> = self.iter().collect();
-            *self = Self::default();
-            self.by_name.reserve(held, |_| 0);
-            self.by_sequence.reserve(held, |_| 0);
-            for (name, sequence) in pairs {
-                self.insert(name, sequence);
-            }
+    /// Lowers the reach of a bucket of which the furthest pair was taken out.
+    #[cold]
+    fn pull_in(&mut self, look: Look) {
+        let is_of = |bucket: usize| {
+            let used = (0..SLOTS).filter(|slot| self.states[bucket].used() & 1 << slot != 0);
+            let mut names = used.map(|slot| self.buckets[bucket].names[slot]);
+            names.any(|name| self.home(name) == look.home)
+        };
+        let mut distances = (2..=look.reach).rev();
+        let reach = distances.find(|distance| is_of(look.home + distance));
+        self.states[look.home].set_reach(reach.unwrap_or(1));
+    }
+
+    /// Gives the pairs there are, and one more, the room that they want.
+    #[cold]
+    fn resize(&mut self) {
+        let homes = ((self.pairs + 1) * 100).div_ceil(RELAXED * SLOTS);
+        let mut new = Self::new(homes, self.salts);
+        // With a salt worth the name there is room for all of them.
+        if self.iter().all(|(name, block)| new.refill(name, block)) {
+            new.names = self.names.take();
+            *self = new;
         }
     }
 
     /// All pairs, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = Pair> + '_ {
-        let places = self.by_name.iter();
-        places.map(|place| self.pairs[*place as usize])
+        let buckets = self.buckets.iter().zip(&self.states);
+        buckets.flat_map(|(bucket, state)| {
+            let used = (0..SLOTS).filter(|slot| state.used() & 1 << slot != 0);
+            used.map(|slot| {
+                let pair = (bucket.names[slot], bucket.blocks[slot]);
+                (EngineHash(pair.0), SequenceHash(pair.1))
+            })
+        })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn it_is_a_map_both_ways(steps in prop::collection::vec((any::<bool>(), 0..60_u64), 1..400), spread in any::<u64>()) {
-            let mut plain = Plain::default();
-            let mut map = BTreeMap::new();
-            for (step, (insert, number)) in steps.into_iter().enumerate() {
-                // Neighbours, multiples of anything, and 0 in any case.
-                let name = EngineHash(number.wrapping_mul(spread | 1));
-                let sequence = SequenceHash(step as u64);
-                prop_assert_eq!(plain.sequence(name), map.get(&name).copied());
-                if insert && !map.contains_key(&name) {
-                    prop_assert!(plain.insert(name, sequence));
-                    map.insert(name, sequence);
-                    prop_assert_eq!(plain.name(sequence), Some(name));
-                } else if !insert {
-                    let removed = plain.remove(name);
-                    prop_assert_eq!(removed, map.remove(&name));
-                    prop_assert_eq!(removed.and_then(|sequence| plain.name(sequence)), None);
-                }
-            }
-            prop_assert_eq!(plain.iter().collect::<BTreeMap<_, _>>(), map);
-        }
-    }
-
-    #[test]
-    fn it_gives_memory_back() {
-        let mut plain = Plain::default();
-        for number in 0..10_000 {
-            assert!(plain.insert(EngineHash(number), SequenceHash(number + 7)));
-        }
-        for number in 0..9_990 {
-            assert_eq!(
-                plain.remove(EngineHash(number)),
-                Some(SequenceHash(number + 7))
-            );
-        }
-        assert!(plain.pairs.capacity() + plain.by_name.capacity() < 4 * 1024);
-        assert_eq!(plain.name(SequenceHash(9_999 + 7)), Some(EngineHash(9_999)));
-        assert_eq!(plain.iter().count(), 10);
-    }
-}
+mod tests;

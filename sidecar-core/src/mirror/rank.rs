@@ -173,7 +173,8 @@ impl RankView {
         if self.group.is_some_and(|group| group != removed.group) {
             return self.count(Oddity::OtherGroup, removed.hashes.len());
         }
-        for hash in removed.hashes {
+        for (place, hash) in removed.hashes.iter().enumerate() {
+            self.holdings.fetch_ahead(removed.hashes, place);
             match self.holdings.take(*hash, removed.tier) {
                 Taken::Absent => self.tally.add(Oddity::UnknownRemoval),
                 Taken::Unseen => {}

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use baton_proto::hash::SequenceHash;
 use baton_proto::worker::Tier;
 use baton_sidecar_core::mirror::event::EngineHash;
-use baton_sidecar_core::mirror::holdings::{Holdings, Known, Put, Taken};
+use baton_sidecar_core::mirror::holdings::{Holdings, Taken};
 
 use crate::clock;
 use crate::workload::{Event, Workload};
@@ -77,7 +77,8 @@ fn apply(mirror: &mut Holdings, event: &Announced) -> Result<()> {
     if let Some(parent) = event.parent {
         ensure!(mirror.find(parent).is_some(), "a parent is not there");
     }
-    for hash in &event.hashes {
+    for (place, hash) in event.hashes.iter().enumerate() {
+        mirror.fetch_ahead(&event.hashes, place);
         if event.stored {
             store(mirror, *hash)?;
         } else {
@@ -88,13 +89,10 @@ fn apply(mirror: &mut Holdings, event: &Announced) -> Result<()> {
     Ok(())
 }
 
-/// Computing the sequence hash is left out: whoever wants one must, and the peers are given theirs.
+/// As `RankView` does. Computing the sequence hash is left out: whoever wants one must, and the peers are given theirs.
 fn store(mirror: &mut Holdings, hash: EngineHash) -> Result<()> {
-    let sequence = match mirror.find(hash) {
-        Some(Known::Placed(sequence)) => sequence,
-        _ => SequenceHash(hash.0 ^ 0x5bd1_e995),
-    };
-    let put = mirror.put(hash, sequence, Tier::Device, true);
-    ensure!(matches!(put, Put::New(_)), "a block was there already");
+    let sequence = SequenceHash(hash.0 ^ 0x5bd1_e995);
+    let new = mirror.put_new(hash, sequence, Tier::Device);
+    ensure!(new, "a block was there already");
     Ok(())
 }

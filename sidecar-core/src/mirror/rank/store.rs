@@ -83,6 +83,7 @@ impl RankView {
         let mut link = self.link(model, told);
         let each = stored.hashes.iter().zip(told.tokens.chunks_exact(size));
         for (place, (hash, tokens)) in each.enumerate() {
+            self.holdings.fetch_ahead(stored.hashes, place);
             let next = match link {
                 Link::Root(_) | Link::Placed(_) if place >= told.understood => Link::Outside,
                 Link::Root(before) | Link::Placed(before) => {
@@ -116,6 +117,12 @@ impl RankView {
         tier: Tier,
         changes: &mut Changes,
     ) -> Link {
+        if let Link::Placed(sequence) = computed
+            && self.holdings.put_new(hash, sequence, tier)
+        {
+            self.came(sequence, parent, tier, changes);
+            return computed;
+        }
         let mut known = self.holdings.find(hash);
         if let (Some(Known::Placed(known_as)), Link::Placed(computed)) = (known, computed)
             && known_as != computed
@@ -169,15 +176,17 @@ impl RankView {
             Known::Outside => self.holdings.put_outside(hash, tier, copies),
         };
         match put {
-            Put::New(sequence) => {
-                if let Some(slot) = slot(tier) {
-                    self.lineage.enter(sequence, slot, parent);
-                }
-                changes.stored(sequence, tier);
-            }
+            Put::New(sequence) => self.came(sequence, parent, tier, changes),
             Put::Again => self.tally.add(Oddity::SecondCopy),
             Put::Unseen => {}
         }
+    }
+
+    fn came(&mut self, sequence: SequenceHash, parent: Parent, tier: Tier, changes: &mut Changes) {
+        if let Some(slot) = slot(tier) {
+            self.lineage.enter(sequence, slot, parent);
+        }
+        changes.stored(sequence, tier);
     }
 
     fn expel(&mut self, hash: EngineHash, changes: &mut Changes) {
