@@ -47,11 +47,13 @@ pub struct BlockSetDigest(u64);
 
 impl BlockSetDigest {
     /// Takes a block into the set.
+    #[inline]
     pub fn insert(&mut self, block: SequenceHash) {
         self.0 = self.0.wrapping_add(xxh3_64(&block.0.to_le_bytes()));
     }
 
     /// Takes a block out of the set.
+    #[inline]
     pub fn remove(&mut self, block: SequenceHash) {
         self.0 = self.0.wrapping_sub(xxh3_64(&block.0.to_le_bytes()));
     }
