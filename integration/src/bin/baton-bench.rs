@@ -11,7 +11,7 @@ use baton_integration::bench::figure::Event;
 use baton_integration::bench::load::Amount;
 use baton_integration::bench::overhead::{self, Extent, Plan};
 use baton_integration::bench::row;
-use baton_integration::routing::{matrix, summary};
+use baton_integration::routing::{choice, matrix, summary};
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 
@@ -170,6 +170,9 @@ fn compare_policies(extent: &matrix::Extent) -> Result<()> {
     let compared = matrix::run(extent, progress)?;
     for figure in &summary::figures(&compared) {
         print(&Event::Figure(figure));
+    }
+    for figure in choice::measure().figures() {
+        print(&Event::Figure(&figure));
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 //!
 //! Start reading at [`policy::Policy`] and [`simulation::run`].
 
+pub mod choice;
 pub mod engine;
 pub mod links;
 pub mod matrix;
