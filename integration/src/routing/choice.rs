@@ -69,7 +69,11 @@ impl Scene {
         let mut booked = Vec::new();
         for worker in &workers {
             let target = index.add_target();
-            index.store(target, Tier::DEVICE, &blocks[..random.random_range(0..BLOCKS)]);
+            index.store(
+                target,
+                Tier::DEVICE,
+                &blocks[..random.random_range(0..BLOCKS)],
+            );
             for _ in 0..random.random_range(0..6) {
                 let tokens = random.random_range(0..8000);
                 booked.push(worker.book(Work { tokens, cached: 0 }, tokens, 0.0));

@@ -133,6 +133,7 @@ impl Baton {
             }
         };
         env("T_INTERFERENCE", &mut planner.tuning.interference);
+        env("T_LONGEST", &mut planner.tuning.longest);
         env("T_CROWDING", &mut planner.tuning.crowding);
         env("T_CROWDED", &mut planner.tuning.crowded);
         env("T_EXPECTED", &mut planner.tuning.expected);
