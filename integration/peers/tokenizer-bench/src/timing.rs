@@ -6,13 +6,13 @@ use anyhow::{Result, anyhow};
 use baton_tokens::{Chat, Limits, Model, ModelFiles};
 use bytes::Bytes;
 
-use crate::corpus::{Corpus, prose};
+use crate::corpus::prose;
 use crate::subjects::{peers, reference};
 
 const ROUNDS: u64 = 15;
 
 /// Prints medians and the ratio to the reference.
-pub fn report(json: &[u8], corpus: &Corpus) -> Result<()> {
+pub fn report(json: &[u8]) -> Result<()> {
     let reference = reference(json)?;
     let mut subjects = vec![("tokenizers", reference)];
     subjects.extend(
@@ -38,13 +38,14 @@ pub fn report(json: &[u8], corpus: &Corpus) -> Result<()> {
             );
         }
     }
-    growing(json, corpus)?;
+    growing(json)?;
     chat(json)
 }
 
 /// A chat of 50 KB to which 1 KB is added: through Baton's memory, and encoded whole by the reference.
-fn growing(json: &[u8], corpus: &Corpus) -> Result<()> {
-    let Some(separator) = corpus.added.first() else {
+fn growing(json: &[u8]) -> Result<()> {
+    let whole = reference(json)?;
+    let Some(separator) = whole.separator() else {
         return Ok(());
     };
     let files = ModelFiles {
@@ -52,7 +53,6 @@ fn growing(json: &[u8], corpus: &Corpus) -> Result<()> {
         ..ModelFiles::default()
     };
     let model = Model::load(&files, Limits::default()).map_err(|error| anyhow!("{error}"))?;
-    let whole = reference(json)?;
     let mut text: String = (0..50)
         .map(|turn| format!("{separator}{}", prose(1_000, 1_000 + turn)))
         .collect();
