@@ -62,6 +62,30 @@ fn ten_megabytes_are_refused_before_they_are_looked_at() {
 }
 
 #[test]
+fn only_so_much_is_encoded_anew() {
+    let limits = Limits {
+        most_fresh_bytes: 1_000,
+        ..Limits::default()
+    };
+    let model = Model::load(&files(CHATML), limits).unwrap();
+    let one = "x".repeat(1_001);
+    let most = 1_000;
+    assert_eq!(
+        model.completion(&one, true),
+        Err(Unknown::TooLong { bytes: 1_001, most })
+    );
+    // Piece by piece, a text that is asked for again gets further.
+    let turn = |turn: u32| format!("<|im_start|>{turn}{}", "words ".repeat(60));
+    let many = (0..10).map(turn).collect::<Vec<_>>().concat();
+    let tries = (1..=10).find(|_| model.completion(&many, true).is_ok());
+    assert!(tries.is_some_and(|tries| tries > 1), "{tries:?}");
+    assert_eq!(
+        model.completion(&many, true),
+        self::model(CHATML).completion(&many, true)
+    );
+}
+
+#[test]
 fn what_no_context_can_hold_is_refused() {
     let engine = EngineSettings {
         context_length: Some(16),

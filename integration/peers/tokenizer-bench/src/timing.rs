@@ -39,7 +39,8 @@ pub fn report(json: &[u8]) -> Result<()> {
         }
     }
     growing(json)?;
-    chat(json)
+    chat(json)?;
+    largest(json)
 }
 
 /// A chat of 50 KB to which 1 KB is added: through Baton's memory, and encoded whole by the reference.
@@ -103,6 +104,30 @@ fn chat(json: &[u8]) -> Result<()> {
         "    ChatML body of 50 KB grown by 1 KB  {:.0} us, of which to the text {:.0} us; the first time {first:.0} us",
         micros(median(tokens)),
         micros(median(texts)),
+    );
+    Ok(())
+}
+
+/// The most that one text can cost: prose, and a single word.
+fn largest(json: &[u8]) -> Result<()> {
+    let files = ModelFiles {
+        tokenizer: Bytes::copy_from_slice(json),
+        ..ModelFiles::default()
+    };
+    let limits = Limits {
+        most_fresh_bytes: usize::MAX,
+        ..Limits::default()
+    };
+    let model = Model::load(&files, limits).map_err(|error| anyhow!("{error}"))?;
+    let most = Limits::default().most_bytes;
+    let mut long = prose(most, 3);
+    long.truncate(most);
+    let long = timed(&long, |text| drop(model.completion(text, true)));
+    let word = timed(&"a".repeat(most), |text| drop(model.completion(text, true)));
+    println!(
+        "    the largest text ({most} bytes)  prose {:.2} s, one word {:.2} s",
+        long.as_secs_f64(),
+        word.as_secs_f64()
     );
     Ok(())
 }
