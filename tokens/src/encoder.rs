@@ -22,6 +22,7 @@ pub(crate) struct Encoder {
     around: Option<Around>,
     pieces: Pieces,
     longest_token_chars: usize,
+    most_fresh_bytes: usize,
 }
 
 /// The tokens before and after every text that is encoded with special tokens.
@@ -63,6 +64,7 @@ impl Encoder {
             around: None,
             pieces: Pieces::new(limits.cache_bytes),
             longest_token_chars,
+            most_fresh_bytes: limits.most_fresh_bytes,
         };
         encoder.around = encoder.find_around();
         encoder.check()?;
@@ -97,6 +99,7 @@ impl Encoder {
             return self.plain(text, Encoded::default());
         }
         let Some(around) = &self.around else {
+            self.refuse_more(text.len())?;
             return Ok(Encoded {
                 tokens: self.whole(text, true)?,
                 fresh_bytes: text.len(),
@@ -126,6 +129,7 @@ impl Encoder {
         let tokens = match self.pieces.get(text) {
             Some(tokens) => tokens,
             None => {
+                self.refuse_more(encoded.fresh_bytes + text.len())?;
                 let tokens: Arc<[u32]> = self.whole(text, false)?.into();
                 self.pieces.put(text, Arc::clone(&tokens));
                 encoded.fresh_bytes += text.len();
@@ -134,6 +138,13 @@ impl Encoder {
         };
         encoded.tokens.extend_from_slice(&tokens);
         Ok(())
+    }
+
+    /// What has been encoded before this piece stays remembered, so that the same text gets further the next time.
+    fn refuse_more(&self, bytes: usize) -> Result<(), Unknown> {
+        let most = self.most_fresh_bytes;
+        let refused = Unknown::TooLong { bytes, most };
+        (bytes <= most).then_some(()).ok_or(refused)
     }
 
     /// The reference: the model's tokenizer on the whole text, with nothing remembered.

@@ -62,6 +62,30 @@ fn ten_megabytes_are_refused_before_they_are_looked_at() {
 }
 
 #[test]
+fn only_so_much_is_encoded_anew() {
+    let limits = Limits {
+        most_fresh_bytes: 1_000,
+        ..Limits::default()
+    };
+    let model = Model::load(&files(CHATML), limits).unwrap();
+    let one = "x".repeat(1_001);
+    let most = 1_000;
+    assert_eq!(
+        model.completion(&one, true),
+        Err(Unknown::TooLong { bytes: 1_001, most })
+    );
+    // Piece by piece, a text that is asked for again gets further.
+    let turn = |turn: u32| format!("<|im_start|>{turn}{}", "words ".repeat(60));
+    let many = (0..10).map(turn).collect::<Vec<_>>().concat();
+    let tries = (1..=10).find(|_| model.completion(&many, true).is_ok());
+    assert!(tries.is_some_and(|tries| tries > 1), "{tries:?}");
+    assert_eq!(
+        model.completion(&many, true),
+        self::model(CHATML).completion(&many, true)
+    );
+}
+
+#[test]
 fn what_no_context_can_hold_is_refused() {
     let engine = EngineSettings {
         context_length: Some(16),
@@ -269,4 +293,57 @@ fn files_that_are_no_model_are_refused_in_a_sentence() {
         outcome.unwrap_err().to_string(),
         "tokenizer_config.json cannot be read: it holds an array and no object"
     );
+}
+
+/// The vectors' chats with bytes changed, doubled and taken away.
+#[test]
+fn damaged_bodies_give_tokens_or_a_reason() {
+    #[derive(serde::Deserialize)]
+    struct Vector {
+        body: serde_json::Value,
+    }
+    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors");
+    let chats: Vec<Vector> =
+        serde_json::from_slice(&std::fs::read(vectors.join("chats.json")).unwrap()).unwrap();
+    let template = std::fs::read_to_string(vectors.join("templates/chatml.jinja")).unwrap();
+    let (remembering, forgetful) = (
+        model(&template),
+        Model::load(
+            &files(&template),
+            Limits {
+                cache_bytes: 0,
+                ..Limits::default()
+            },
+        )
+        .unwrap(),
+    );
+    let mut random = 0x2545_F491_4F6C_DD1D_u64;
+    let mut next = |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        usize::try_from(random % below as u64).unwrap()
+    };
+    let (mut given, mut left) = (0, 0);
+    for round in 0..2_000 {
+        let mut body = chats[round % chats.len()].body.to_string().into_bytes();
+        for _ in 0..next(3) {
+            let (at, length) = (next(body.len()), next(12));
+            let end = (at + length).min(body.len());
+            match next(3) {
+                0 => drop(body.drain(at..end)),
+                1 => body[at] = b"{}[]\",:\\0ant \xff"[next(14)],
+                _ => body.extend_from_within(at..end),
+            }
+            body.push(b' ');
+        }
+        let outcome = chat(&remembering, &body);
+        assert_eq!(outcome, chat(&forgetful, &body));
+        *if outcome.is_ok() {
+            &mut given
+        } else {
+            &mut left
+        } += 1;
+    }
+    assert!(given > 500 && left > 500, "{given} given, {left} left");
 }

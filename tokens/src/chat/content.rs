@@ -93,10 +93,8 @@ fn shown_part(part: Part) -> Json {
 fn part(part: &Json) -> Result<Part, Unknown> {
     let members = match part {
         Json::Str(text) => {
-            return Ok(Part {
-                text: text.clone(),
-                more: Object::new(),
-            });
+            let (text, more) = (text.clone(), Object::new());
+            return Ok(Part { text, more });
         }
         Json::Object(members) => members,
         other => {
@@ -106,18 +104,12 @@ fn part(part: &Json) -> Result<Part, Unknown> {
             )));
         }
     };
-    match members
+    let kind = members
         .get("type")
         .and_then(Json::as_str)
-        .unwrap_or_default()
-    {
-        "text" => {}
-        kind @ ("input_text" | "output_text" | "refusal" | "thinking" | "tool_reference") => {
-            return Err(Unknown::Unsupported(format!(
-                "a content part of type {kind:?}"
-            )));
-        }
-        kind => return Err(Unknown::Multimodal(kind.to_owned())),
+        .unwrap_or_default();
+    if kind != "text" {
+        return Err(not_text(kind));
     }
     let mut more = members.clone();
     more.retain(|name, _| !matches!(name.as_str(), "type" | "text"));
@@ -127,11 +119,19 @@ fn part(part: &Json) -> Result<Part, Unknown> {
     {
         return Err(Unknown::Unsupported(format!("a text part with {name}")));
     }
-    match members.get("text") {
-        Some(Json::Str(text)) => Ok(Part {
-            text: text.clone(),
-            more,
-        }),
-        _ => Err(Unknown::Unsupported("a text part without text".into())),
+    let text = members
+        .get("text")
+        .and_then(Json::as_str)
+        .map(str::to_owned);
+    let text = text.ok_or_else(|| Unknown::Unsupported("a text part without text".into()))?;
+    Ok(Part { text, more })
+}
+
+fn not_text(kind: &str) -> Unknown {
+    match kind {
+        "input_text" | "output_text" | "refusal" | "thinking" | "tool_reference" => {
+            Unknown::Unsupported(format!("a content part of type {kind:?}"))
+        }
+        _ => Unknown::Multimodal(kind.to_owned()),
     }
 }

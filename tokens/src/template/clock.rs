@@ -1,7 +1,5 @@
 //! The date in a template: given by the caller, never read here.
 
-use std::fmt::Write;
-
 use minijinja::value::Object;
 use minijinja::{Error, ErrorKind, State};
 
@@ -61,12 +59,7 @@ pub(super) fn is_missing(error: &Error) -> bool {
 }
 
 fn strftime(now: Now, format: &str) -> Result<String, Error> {
-    let local = now.unix_seconds + i64::from(now.utc_offset_seconds);
-    let (days, seconds) = (local.div_euclid(86_400), local.rem_euclid(86_400));
-    let (year, month, day) = civil(days);
-    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    let weekday = usize::try_from((days + 3).rem_euclid(7)).unwrap_or_default();
-    let (month_name, day_name) = (MONTHS[month - 1], DAYS[weekday]);
+    let local = Local::of(now);
     let mut out = String::new();
     let mut characters = format.chars();
     while let Some(character) = characters.next() {
@@ -74,32 +67,75 @@ fn strftime(now: Now, format: &str) -> Result<String, Error> {
             out.push(character);
             continue;
         }
-        let _ = match characters.next() {
-            Some('Y') => write!(out, "{year}"),
-            Some('y') => write!(out, "{:02}", year.rem_euclid(100)),
-            Some('m') => write!(out, "{month:02}"),
-            Some('d') => write!(out, "{day:02}"),
-            Some('B') => write!(out, "{month_name}"),
-            Some('b') => write!(out, "{}", &month_name[..3]),
-            Some('A') => write!(out, "{day_name}"),
-            Some('a') => write!(out, "{}", &day_name[..3]),
-            Some('H') => write!(out, "{hour:02}"),
-            Some('I') => write!(out, "{:02}", (hour + 11) % 12 + 1),
-            Some('p') => write!(out, "{}", if hour < 12 { "AM" } else { "PM" }),
-            Some('M') => write!(out, "{minute:02}"),
-            Some('S') => write!(out, "{second:02}"),
-            Some('F') => write!(out, "{year}-{month:02}-{day:02}"),
-            Some('T') => write!(out, "{hour:02}:{minute:02}:{second:02}"),
-            Some('%') => write!(out, "%"),
-            other => {
-                return Err(unlike_python(&format!(
-                    "a date format with %{}",
-                    other.unwrap_or(' ')
-                )));
-            }
-        };
+        let letter = characters.next().unwrap_or(' ');
+        let field = local.field(letter);
+        out.push_str(
+            &field.ok_or_else(|| unlike_python(&format!("a date format with %{letter}")))?,
+        );
     }
     Ok(out)
+}
+
+/// A moment by the calendar and the clock.
+struct Local {
+    year: i64,
+    month: usize,
+    day: i64,
+    weekday: usize,
+    hour: i64,
+    minute: i64,
+    second: i64,
+}
+
+impl Local {
+    fn of(now: Now) -> Local {
+        let local = now.unix_seconds + i64::from(now.utc_offset_seconds);
+        let (days, seconds) = (local.div_euclid(86_400), local.rem_euclid(86_400));
+        let (year, month, day) = civil(days);
+        let weekday = usize::try_from((days + 3).rem_euclid(7)).unwrap_or_default();
+        Local {
+            year,
+            month,
+            day,
+            weekday,
+            hour: seconds / 3600,
+            minute: seconds / 60 % 60,
+            second: seconds % 60,
+        }
+    }
+
+    /// What stands for a letter of a format, in English.
+    fn field(&self, letter: char) -> Option<String> {
+        let Local {
+            year,
+            month,
+            day,
+            hour,
+            minute,
+            second,
+            ..
+        } = self;
+        let (month_name, day_name) = (MONTHS[month - 1], DAYS[self.weekday]);
+        Some(match letter {
+            'Y' => format!("{year}"),
+            'y' => format!("{:02}", year.rem_euclid(100)),
+            'm' => format!("{month:02}"),
+            'd' => format!("{day:02}"),
+            'B' => month_name.to_owned(),
+            'b' => month_name[..3].to_owned(),
+            'A' => day_name.to_owned(),
+            'a' => day_name[..3].to_owned(),
+            'H' => format!("{hour:02}"),
+            'I' => format!("{:02}", (hour + 11) % 12 + 1),
+            'p' => if *hour < 12 { "AM" } else { "PM" }.to_owned(),
+            'M' => format!("{minute:02}"),
+            'S' => format!("{second:02}"),
+            'F' => format!("{year}-{month:02}-{day:02}"),
+            'T' => format!("{hour:02}:{minute:02}:{second:02}"),
+            '%' => "%".to_owned(),
+            _ => return None,
+        })
+    }
 }
 
 /// Year, month (from 1) and day of a number of days since 1970-01-01. Years are counted from March, so that the day that

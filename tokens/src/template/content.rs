@@ -113,44 +113,46 @@ fn content_parameters<'n>(
     all: &[Node<'n, 'n>],
     messages: &[&str],
 ) -> BTreeSet<&'n str> {
-    let names: Vec<&'n str> = each
-        .args
-        .iter()
-        .filter_map(|arg| {
-            if let Expr::Var(name) = arg {
-                Some(name.id)
-            } else {
-                None
-            }
-        })
-        .collect();
-    let is_content = |expression: &Expr<'_>| {
+    let name = |arg: &Expr<'n>| {
+        if let Expr::Var(name) = arg {
+            Some(name.id)
+        } else {
+            None
+        }
+    };
+    let parameters: Vec<&'n str> = each.args.iter().filter_map(name).collect();
+    let calls = all.iter().filter_map(|node| match node {
+        Node::Expression(Expr::Call(call)) => Some(call),
+        _ => None,
+    });
+    let own = calls.filter(|call| matches!(&call.expr, Expr::Var(name) if name.id == each.name));
+    own.flat_map(|call| given_content(&call.args, &parameters, messages))
+        .collect()
+}
+
+/// Which parameters a call gives a message's content.
+fn given_content<'n>(
+    arguments: &[CallArg<'_>],
+    parameters: &[&'n str],
+    messages: &[&str],
+) -> Vec<&'n str> {
+    let is_content = |value: &Expr<'_>| {
         messages
             .iter()
-            .any(|name| accesses(expression, name, Some("content")))
+            .any(|name| accesses(value, name, Some("content")))
     };
-    let mut found = BTreeSet::new();
-    for node in all {
-        let Node::Expression(Expr::Call(call)) = node else {
-            continue;
-        };
-        if !matches!(&call.expr, Expr::Var(name) if name.id == each.name) {
-            continue;
-        }
-        let mut place = 0;
-        for argument in &call.args {
-            match argument {
-                CallArg::Pos(value) => {
-                    found.extend(names.get(place).filter(|_| is_content(value)));
-                    place += 1;
-                }
-                CallArg::Kwarg(name, value) => found.extend(
-                    names
+    let (mut found, mut places) = (Vec::new(), parameters.iter());
+    for argument in arguments {
+        match argument {
+            CallArg::Pos(value) => found.extend(places.next().filter(|_| is_content(value))),
+            CallArg::Kwarg(name, value) => {
+                found.extend(
+                    parameters
                         .iter()
                         .filter(|&other| other == name && is_content(value)),
-                ),
-                CallArg::PosSplat(_) | CallArg::KwargSplat(_) => {}
+                );
             }
+            CallArg::PosSplat(_) | CallArg::KwargSplat(_) => {}
         }
     }
     found

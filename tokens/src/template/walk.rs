@@ -43,113 +43,138 @@ pub(super) fn below<'n, 't>(node: Node<'n, 't>) -> Vec<Node<'n, 't>> {
     found
 }
 
-fn children_of_statement<'n, 't>(statement: &'n Stmt<'t>, open: &mut Vec<Node<'n, 't>>) {
-    let mut all = |expressions: &[&'n Expr<'t>], bodies: &[&'n Vec<Stmt<'t>>]| {
-        open.extend(
-            expressions
-                .iter()
-                .map(|&expression| Node::Expression(expression)),
-        );
-        open.extend(
-            bodies
-                .iter()
-                .flat_map(|body| body.iter())
-                .map(Node::Statement),
-        );
-    };
+type Open<'n, 't> = Vec<Node<'n, 't>>;
+
+fn add<'n, 't>(open: &mut Open<'n, 't>, expressions: &[&'n Expr<'t>], bodies: &[&'n [Stmt<'t>]]) {
+    open.extend(
+        expressions
+            .iter()
+            .map(|&expression| Node::Expression(expression)),
+    );
+    open.extend(
+        bodies
+            .iter()
+            .flat_map(|body| body.iter())
+            .map(Node::Statement),
+    );
+}
+
+fn children_of_statement<'n, 't>(statement: &'n Stmt<'t>, open: &mut Open<'n, 't>) {
     match statement {
-        Stmt::Template(template) => all(&[], &[&template.children]),
-        Stmt::EmitExpr(emit) => all(&[&emit.expr], &[]),
+        Stmt::Template(template) => add(open, &[], &[&template.children]),
+        Stmt::EmitExpr(emit) => add(open, &[&emit.expr], &[]),
         Stmt::ForLoop(each) => {
-            all(&[&each.target, &each.iter], &[]);
-            all(
+            add(open, &[&each.target, &each.iter], &[]);
+            add(
+                open,
                 &each.filter_expr.iter().collect::<Vec<_>>(),
                 &[&each.body, &each.else_body],
             );
         }
-        Stmt::IfCond(cond) => all(&[&cond.expr], &[&cond.true_body, &cond.false_body]),
+        Stmt::IfCond(cond) => add(open, &[&cond.expr], &[&cond.true_body, &cond.false_body]),
         Stmt::WithBlock(with) => {
             with.assignments
                 .iter()
-                .for_each(|(name, value)| all(&[name, value], &[]));
-            all(&[], &[&with.body]);
+                .for_each(|(name, value)| add(open, &[name, value], &[]));
+            add(open, &[], &[&with.body]);
         }
-        Stmt::Set(set) => all(&[&set.target, &set.expr], &[]),
+        Stmt::Set(set) => add(open, &[&set.target, &set.expr], &[]),
         Stmt::SetBlock(set) => {
-            all(&[&set.target], &[]);
-            all(&set.filter.iter().collect::<Vec<_>>(), &[&set.body]);
+            add(open, &[&set.target], &[]);
+            add(open, &set.filter.iter().collect::<Vec<_>>(), &[&set.body]);
         }
-        Stmt::AutoEscape(escape) => all(&[&escape.enabled], &[&escape.body]),
-        Stmt::FilterBlock(block) => all(&[&block.filter], &[&block.body]),
-        Stmt::Block(block) => all(&[], &[&block.body]),
-        Stmt::Import(import) => all(&[&import.expr, &import.name], &[]),
-        Stmt::FromImport(import) => all(&[&import.expr], &[]),
-        Stmt::Extends(extends) => all(&[&extends.name], &[]),
-        Stmt::Include(include) => all(&[&include.name], &[]),
+        Stmt::FilterBlock(block) => add(open, &[&block.filter], &[&block.body]),
+        Stmt::EmitRaw(_) | Stmt::Continue(_) | Stmt::Break(_) => {}
+        _ => children_of_definition(statement, open),
+    }
+}
+
+/// Macros and their calls, and what belongs to templates that use others.
+fn children_of_definition<'n, 't>(statement: &'n Stmt<'t>, open: &mut Open<'n, 't>) {
+    match statement {
         Stmt::Macro(each) => {
-            all(
+            add(
+                open,
                 &each.args.iter().chain(&each.defaults).collect::<Vec<_>>(),
                 &[&each.body],
             );
         }
         Stmt::CallBlock(block) => {
-            all(&[&block.call.expr], &[&block.macro_decl.body]);
+            add(open, &[&block.call.expr], &[&block.macro_decl.body]);
             arguments(&block.call.args, open);
         }
         Stmt::Do(call) => {
-            all(&[&call.call.expr], &[]);
+            add(open, &[&call.call.expr], &[]);
             arguments(&call.call.args, open);
         }
-        Stmt::EmitRaw(_) | Stmt::Continue(_) | Stmt::Break(_) => {}
+        Stmt::AutoEscape(escape) => add(open, &[&escape.enabled], &[&escape.body]),
+        Stmt::Block(block) => add(open, &[], &[&block.body]),
+        Stmt::Import(import) => add(open, &[&import.expr, &import.name], &[]),
+        Stmt::FromImport(import) => add(open, &[&import.expr], &[]),
+        Stmt::Extends(extends) => add(open, &[&extends.name], &[]),
+        Stmt::Include(include) => add(open, &[&include.name], &[]),
+        _ => {}
     }
 }
 
-fn children_of_expression<'n, 't>(expression: &'n Expr<'t>, open: &mut Vec<Node<'n, 't>>) {
-    let mut all = |expressions: &[&'n Expr<'t>]| {
-        open.extend(
-            expressions
-                .iter()
-                .map(|&expression| Node::Expression(expression)),
-        )
-    };
+fn children_of_expression<'n, 't>(expression: &'n Expr<'t>, open: &mut Open<'n, 't>) {
     match expression {
         Expr::Var(_) | Expr::Const(_) => {}
         Expr::Slice(slice) => {
-            all(&[&slice.expr]);
-            [&slice.start, &slice.stop, &slice.step]
+            add(open, &[&slice.expr], &[]);
+            let bounds = [&slice.start, &slice.stop, &slice.step];
+            bounds
                 .into_iter()
                 .flatten()
-                .for_each(|bound| all(&[bound]));
+                .for_each(|bound| add(open, &[bound], &[]));
         }
-        Expr::UnaryOp(op) => all(&[&op.expr]),
-        Expr::BinOp(op) => all(&[&op.left, &op.right]),
+        Expr::UnaryOp(op) => add(open, &[&op.expr], &[]),
+        Expr::BinOp(op) => add(open, &[&op.left, &op.right], &[]),
         Expr::Compare(compare) => {
-            all(&[&compare.expr]);
-            compare.ops.iter().for_each(|op| all(&[&op.expr]));
+            add(open, &[&compare.expr], &[]);
+            compare
+                .ops
+                .iter()
+                .for_each(|op| add(open, &[&op.expr], &[]));
         }
         Expr::IfExpr(cond) => {
-            all(&[&cond.test_expr, &cond.true_expr]);
+            add(open, &[&cond.test_expr, &cond.true_expr], &[]);
             cond.false_expr
                 .iter()
-                .for_each(|otherwise| all(&[otherwise]));
+                .for_each(|otherwise| add(open, &[otherwise], &[]));
         }
+        Expr::GetAttr(get) => add(open, &[&get.expr], &[]),
+        Expr::GetItem(get) => add(open, &[&get.expr, &get.subscript_expr], &[]),
+        Expr::List(list) => add(open, &list.items.iter().collect::<Vec<_>>(), &[]),
+        Expr::Tuple(tuple) => add(open, &tuple.items.iter().collect::<Vec<_>>(), &[]),
+        Expr::Map(map) => add(
+            open,
+            &map.keys.iter().chain(&map.values).collect::<Vec<_>>(),
+            &[],
+        ),
+        Expr::Filter(_) | Expr::Test(_) | Expr::Call(_) => children_of_call(expression, open),
+    }
+}
+
+/// What is called, and with what.
+fn children_of_call<'n, 't>(expression: &'n Expr<'t>, open: &mut Open<'n, 't>) {
+    match expression {
         Expr::Filter(filter) => {
-            filter.expr.iter().for_each(|input| all(&[input]));
+            filter
+                .expr
+                .iter()
+                .for_each(|input| add(open, &[input], &[]));
             arguments(&filter.args, open);
         }
         Expr::Test(test) => {
-            all(&[&test.expr]);
+            add(open, &[&test.expr], &[]);
             arguments(&test.args, open);
         }
-        Expr::GetAttr(get) => all(&[&get.expr]),
-        Expr::GetItem(get) => all(&[&get.expr, &get.subscript_expr]),
         Expr::Call(call) => {
-            all(&[&call.expr]);
+            add(open, &[&call.expr], &[]);
             arguments(&call.args, open);
         }
-        Expr::List(list) => all(&list.items.iter().collect::<Vec<_>>()),
-        Expr::Tuple(tuple) => all(&tuple.items.iter().collect::<Vec<_>>()),
-        Expr::Map(map) => all(&map.keys.iter().chain(&map.values).collect::<Vec<_>>()),
+        _ => {}
     }
 }
 

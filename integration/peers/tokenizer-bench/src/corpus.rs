@@ -53,10 +53,9 @@ const PIECES: [&str; 44] = [
     "https://a.b/c?d=e&f",
 ];
 
-/// Texts to compare and a chat to time.
+/// Texts to compare.
 pub struct Corpus {
     pub texts: Vec<String>,
-    pub added: Vec<String>,
 }
 
 impl Corpus {
@@ -73,7 +72,7 @@ impl Corpus {
             texts.extend([7, 64, 1_000].map(|times| run.repeat(times)));
         }
         texts.extend((0..count).map(|_| text(&mut rng, &added)));
-        Corpus { texts, added }
+        Corpus { texts }
     }
 }
 

@@ -57,7 +57,7 @@ fn main() -> Result<()> {
             }
         }
         if !cli.no_timing {
-            timing::report(&json, &corpus)?;
+            timing::report(&json)?;
         }
     }
     Ok(())

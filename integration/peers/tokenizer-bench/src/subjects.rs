@@ -1,6 +1,7 @@
 //! The tokenizers that are compared, behind one call.
 
 use anyhow::{Error, Result, anyhow};
+use tokenizers::AddedToken;
 
 /// A loaded tokenizer.
 pub enum Subject {
@@ -54,14 +55,26 @@ impl Subject {
 
     /// The added tokens of the reference.
     pub fn added(&self) -> Vec<String> {
+        self.added_where(|_| true)
+    }
+
+    /// A token of the reference at which a text may be cut.
+    pub fn separator(&self) -> Option<String> {
+        let plain = |token: &AddedToken| {
+            token.special && !token.normalized && !token.lstrip && !token.single_word
+        };
+        self.added_where(plain).pop()
+    }
+
+    fn added_where(&self, wanted: impl Fn(&AddedToken) -> bool) -> Vec<String> {
         let Subject::HuggingFace(tokenizer) = self else {
             return Vec::new();
         };
-        let mut added: Vec<String> = tokenizer
+        let added = tokenizer
             .get_added_tokens_decoder()
             .into_values()
-            .map(|token| token.content)
-            .collect();
+            .filter(wanted);
+        let mut added: Vec<String> = added.map(|token| token.content).collect();
         added.sort();
         added.truncate(64);
         added

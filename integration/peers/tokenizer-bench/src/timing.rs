@@ -6,13 +6,13 @@ use anyhow::{Result, anyhow};
 use baton_tokens::{Chat, Limits, Model, ModelFiles};
 use bytes::Bytes;
 
-use crate::corpus::{Corpus, prose};
+use crate::corpus::prose;
 use crate::subjects::{peers, reference};
 
 const ROUNDS: u64 = 15;
 
 /// Prints medians and the ratio to the reference.
-pub fn report(json: &[u8], corpus: &Corpus) -> Result<()> {
+pub fn report(json: &[u8]) -> Result<()> {
     let reference = reference(json)?;
     let mut subjects = vec![("tokenizers", reference)];
     subjects.extend(
@@ -38,13 +38,15 @@ pub fn report(json: &[u8], corpus: &Corpus) -> Result<()> {
             );
         }
     }
-    growing(json, corpus)?;
-    chat(json)
+    growing(json)?;
+    chat(json)?;
+    largest(json)
 }
 
 /// A chat of 50 KB to which 1 KB is added: through Baton's memory, and encoded whole by the reference.
-fn growing(json: &[u8], corpus: &Corpus) -> Result<()> {
-    let Some(separator) = corpus.added.first() else {
+fn growing(json: &[u8]) -> Result<()> {
+    let whole = reference(json)?;
+    let Some(separator) = whole.separator() else {
         return Ok(());
     };
     let files = ModelFiles {
@@ -52,7 +54,6 @@ fn growing(json: &[u8], corpus: &Corpus) -> Result<()> {
         ..ModelFiles::default()
     };
     let model = Model::load(&files, Limits::default()).map_err(|error| anyhow!("{error}"))?;
-    let whole = reference(json)?;
     let mut text: String = (0..50)
         .map(|turn| format!("{separator}{}", prose(1_000, 1_000 + turn)))
         .collect();
@@ -103,6 +104,30 @@ fn chat(json: &[u8]) -> Result<()> {
         "    ChatML body of 50 KB grown by 1 KB  {:.0} us, of which to the text {:.0} us; the first time {first:.0} us",
         micros(median(tokens)),
         micros(median(texts)),
+    );
+    Ok(())
+}
+
+/// The most that one text can cost: prose, and a single word.
+fn largest(json: &[u8]) -> Result<()> {
+    let files = ModelFiles {
+        tokenizer: Bytes::copy_from_slice(json),
+        ..ModelFiles::default()
+    };
+    let limits = Limits {
+        most_fresh_bytes: usize::MAX,
+        ..Limits::default()
+    };
+    let model = Model::load(&files, limits).map_err(|error| anyhow!("{error}"))?;
+    let most = Limits::default().most_bytes;
+    let mut long = prose(most, 3);
+    long.truncate(most);
+    let long = timed(&long, |text| drop(model.completion(text, true)));
+    let word = timed(&"a".repeat(most), |text| drop(model.completion(text, true)));
+    println!(
+        "    the largest text ({most} bytes)  prose {:.2} s, one word {:.2} s",
+        long.as_secs_f64(),
+        word.as_secs_f64()
     );
     Ok(())
 }
