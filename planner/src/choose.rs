@@ -52,6 +52,8 @@ pub struct Standing<'a> {
     pub cached: Cached,
     /// Where it stands.
     pub place: &'a Place,
+    /// It was set apart for decode, whose tokens are to come evenly.
+    pub guarded: bool,
     /// Seconds that computing the prompt here counts as more: somewhere else it would be kept together with what it
     /// belongs to.
     pub penalty: f64,
@@ -126,6 +128,8 @@ pub struct Tuning {
     pub lower_tier: f64,
     /// What computing a prompt costs each sequence that decodes there, as a share.
     pub interference: f64,
+    /// The same where the worker was set apart for decode.
+    pub guarded_interference: f64,
     /// What computing a prompt costs those who come after it, as a share, where there is much to do.
     pub crowding: f64,
     /// Seconds of waiting from which on there is much to do.
@@ -140,7 +144,8 @@ impl Default for Tuning {
             expected: 0.95,
             likely: 0.5,
             lower_tier: 0.25,
-            interference: 0.4,
+            interference: 0.05,
+            guarded_interference: 0.4,
             crowding: 1.0,
             crowded: 1.0,
             handoff: 0.003,

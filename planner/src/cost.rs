@@ -84,7 +84,8 @@ impl Computing {
         Self {
             waiting: figures.waiting + waiting_for_room(worker, figures, ask.tokens),
             prefill,
-            others: crowding(prefill, figures, tuning) + interference(prefill, figures, tuning),
+            others: crowding(prefill, figures, tuning)
+                + interference(prefill, figures, worker.guarded, tuning),
             penalty: worker.penalty,
         }
     }
@@ -148,8 +149,13 @@ fn crowding(prefill: f64, figures: &Figures, tuning: &Tuning) -> f64 {
 }
 
 /// A prompt that is computed where others decode holds all of them up.
-fn interference(prefill: f64, figures: &Figures, tuning: &Tuning) -> f64 {
-    prefill * f64::from(figures.decoding).min(64.0) * tuning.interference
+fn interference(prefill: f64, figures: &Figures, guarded: bool, tuning: &Tuning) -> f64 {
+    let share = if guarded {
+        tuning.guarded_interference
+    } else {
+        tuning.interference
+    };
+    prefill * f64::from(figures.decoding).min(64.0) * share
 }
 
 /// Seconds until sequences have ended whose places or whose KV a new one needs.

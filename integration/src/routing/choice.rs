@@ -113,6 +113,7 @@ impl Scene {
                 ..Cached::default()
             },
             place: &self.places[at],
+            guarded: at >= WORKERS,
             penalty: 0.0,
         };
         let standings: Vec<Standing<'_>> = self.workers.iter().enumerate().map(standing).collect();

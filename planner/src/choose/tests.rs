@@ -37,6 +37,7 @@ impl Fleet {
                 ..Cached::default()
             },
             place: &self.place,
+            guarded: false,
             penalty: 0.0,
         });
         standing.collect()

@@ -137,6 +137,7 @@ impl Question<'_> {
             limits: view.limits(),
             cached: self.prediction.cached(view.id()).planned(),
             place: view.place(),
+            guarded: view.role() == Role::Decode,
             penalty: match &self.wish.keep {
                 Some((kept, seconds)) if kept != view.id() => *seconds,
                 _ => 0.0,

@@ -126,19 +126,7 @@ impl Known {
 impl Baton {
     /// Knows nothing yet.
     pub fn new(seed: u64) -> Self {
-        let mut planner = Planner::default();
-        let env = |name: &str, value: &mut f64| {
-            if let Some(set) = std::env::var(name).ok().and_then(|text| text.parse().ok()) {
-                *value = set;
-            }
-        };
-        env("T_INTERFERENCE", &mut planner.tuning.interference);
-        env("T_LONGEST", &mut planner.tuning.longest);
-        env("T_CROWDING", &mut planner.tuning.crowding);
-        env("T_CROWDED", &mut planner.tuning.crowded);
-        env("T_EXPECTED", &mut planner.tuning.expected);
-        env("T_LIKELY", &mut planner.tuning.likely);
-        env("T_HANDOFF", &mut planner.tuning.handoff);
+        let planner = Planner::default();
         Self {
             place: planner.topology.place(&BTreeMap::new()),
             planner,
@@ -170,6 +158,7 @@ impl Baton {
             limits: known.limits,
             cached: known.cached(request, cached.blocks),
             place: &self.place,
+            guarded: facts.role == Role::Decode,
             penalty: 0.0,
         });
         standings.collect()
@@ -242,6 +231,7 @@ impl Baton {
             limits,
             cached: Cached::default(),
             place: &self.place,
+            guarded: false,
             penalty: 0.0,
         };
         request.leg.held();
