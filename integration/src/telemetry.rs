@@ -6,6 +6,7 @@ use std::fmt::Write;
 use baton_daemon::metrics::Registry;
 use baton_proto::{Error, ErrorKind, Source, Stage};
 use baton_router::metrics::Metrics as RouterMetrics;
+use baton_router::tokens::{COMPARISONS, PROMPTS};
 use baton_router::view::Resync;
 use baton_sidecar_core::metrics::{Metrics as SidecarMetrics, TicketEnd, TicketState};
 use baton_sidecar_core::mirror::Mirror;
@@ -98,6 +99,12 @@ fn router() -> Registry {
         for kind in ErrorKind::ALL {
             metrics.attempt_failed(&Error::new(*kind, Source::Engine, *stage, ""));
         }
+    }
+    for known in PROMPTS {
+        metrics.prompt(known);
+    }
+    for outcome in COMPARISONS {
+        metrics.parity(outcome);
     }
     metrics.workers(&[]);
     metrics.views(&[], 0);

@@ -99,10 +99,13 @@ pub(crate) struct Book {
 
 /// What was learnt last, to be learnt again together with what was done at the same time.
 #[derive(Debug)]
-struct Learnt {
-    before: Fit<3>,
-    parts: [f64; 3],
+pub(crate) struct Learnt {
+    own_before: Fit<3>,
+    /// Seconds of its parts by their priors.
+    pub(crate) parts: [f64; 3],
     begun: f64,
+    /// Seconds that it took.
+    pub(crate) took: f64,
 }
 
 /// A prompt that took less than this share of what it should was computed together with the one before it.
@@ -160,8 +163,8 @@ impl Book {
         self.kv_tokens.saturating_add(self.foreign.kv_tokens)
     }
 
-    /// Seconds until a prompt that comes now is begun.
-    pub(crate) fn waiting(&self, prefill: &Fit<3>, now: f64) -> f64 {
+    /// Seconds until a prompt that comes now is begun, by the seconds of the parts of those before it.
+    pub(crate) fn waiting(&self, seconds: impl Fn([f64; 3]) -> f64, now: f64) -> f64 {
         let foreign = Work {
             tokens: self.foreign.queued_tokens,
             cached: 0,
@@ -169,12 +172,9 @@ impl Book {
         let foreign = if foreign.is_none() {
             0.0
         } else {
-            prefill.seconds(foreign.prior())
+            seconds(foreign.prior())
         };
-        let mut own = self
-            .queue
-            .iter()
-            .map(|queued| prefill.seconds(queued.work.prior()));
+        let mut own = self.queue.iter().map(|queued| seconds(queued.work.prior()));
         let Some(first) = own.next() else {
             return foreign;
         };
@@ -198,35 +198,46 @@ impl Book {
         self.queue.remove(at)
     }
 
-    /// A prompt is computed, and `prefill` learns from it. Of prompts that were computed in the same steps the first one
-    /// seems to have taken all the time and the others none: they are learnt as one.
-    fn computed(&mut self, id: u64, prefill: &mut Fit<3>, now: f64) {
-        let Some(done) = self.dequeue(id) else {
-            return;
-        };
+    /// A prompt is computed, and `own` learns from it. Of prompts that were computed in the same steps the first one seems to
+    /// have taken all the time and the others none: they are learnt as one. What was learnt before is returned when nothing
+    /// can be added to it any more.
+    pub(crate) fn computed(
+        &mut self,
+        id: u64,
+        usual: &Fit<3>,
+        own: &mut Fit<3>,
+        now: f64,
+    ) -> Option<Learnt> {
+        let done = self.dequeue(id)?;
         let begun = done.since.max(self.last_done);
         self.last_done = now;
         // Work of other routers is done in between, as much as there is beside the own.
-        let own = to_f64(self.queued_tokens() + done.work.tokens);
-        let beside = 1.0 + to_f64(self.foreign.queued_tokens) / own;
+        let queued = to_f64(self.queued_tokens() + done.work.tokens);
+        let beside = 1.0 + to_f64(self.foreign.queued_tokens) / queued;
         let parts = done.work.prior().map(|part| part * beside);
-        let together = now - begun < TOGETHER * prefill.seconds(parts);
-        let mut learnt = match self.last_learnt.take() {
+        let together = now - begun < TOGETHER * usual.seconds(parts);
+        let (before, mut learnt) = match self.last_learnt.take() {
             Some(last) if together => {
-                *prefill = last.before;
-                last
+                *own = last.own_before;
+                (None, last)
             }
-            _ => Learnt {
-                before: *prefill,
-                parts: [0.0; 3],
-                begun,
-            },
+            before => {
+                let learnt = Learnt {
+                    own_before: *own,
+                    parts: [0.0; 3],
+                    begun,
+                    took: 0.0,
+                };
+                (before, learnt)
+            }
         };
         for (sum, part) in learnt.parts.iter_mut().zip(parts) {
             *sum += part;
         }
-        prefill.observe(learnt.parts, now - learnt.begun);
+        learnt.took = now - learnt.begun;
+        own.observe(learnt.parts, learnt.took);
         self.last_learnt = Some(learnt);
+        before
     }
 }
 
@@ -276,9 +287,7 @@ impl Booked {
 
     /// The prompt is computed; the sequence goes on. The worker learns from it.
     pub fn computed(&mut self, now: f64) {
-        let mut state = self.worker.lock();
-        let state = &mut *state;
-        state.book.computed(self.id, &mut state.prefill, now);
+        self.worker.lock().computed(self.id, now);
     }
 
     /// The prompt is computed and nothing follows here; its KV is held for another worker.

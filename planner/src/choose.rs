@@ -196,7 +196,7 @@ impl Planner {
         let sides = self.sides(ask, workers, now);
         let mut best = Best::default();
         for (worker, side) in sides.iter().enumerate() {
-            if let Some(cost) = self.local(side) {
+            if let Some(cost) = Self::local(side) {
                 let plan = Plan::Local { worker };
                 best.offer(Candidate { plan, cost }, rng);
             }
@@ -219,7 +219,7 @@ impl Planner {
         let known = self.links.known();
         let locals = sides.iter().enumerate().filter_map(|(worker, side)| {
             let plan = Plan::Local { worker };
-            self.local(side).map(|cost| Candidate { plan, cost })
+            Self::local(side).map(|cost| Candidate { plan, cost })
         });
         let mut plans: Vec<Candidate> = locals.collect();
         for (prefill, from) in sides.iter().enumerate() {
@@ -345,7 +345,7 @@ impl Planner {
         sides.collect()
     }
 
-    fn local(&self, side: &Sides<'_>) -> Option<Cost> {
+    fn local(side: &Sides<'_>) -> Option<Cost> {
         let computing = side.computing.filter(|_| side.standing.duty.local)?;
         let mut cost = computing.cost();
         cost.decode = side.figures.step;

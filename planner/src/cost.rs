@@ -25,6 +25,8 @@ pub struct Cached {
 pub struct Cost {
     /// Waiting for work that came before, and for room.
     pub waiting: f64,
+    /// Of this, what is certain.
+    pub waiting_at_least: f64,
     /// Computing the prompt.
     pub prefill: f64,
     /// Moving the KV.
@@ -72,6 +74,7 @@ pub(crate) fn work(ask: Ask, cached: Cached, tuning: &Tuning) -> Work {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Computing {
     pub(crate) waiting: f64,
+    waiting_at_least: f64,
     pub(crate) prefill: f64,
     others: f64,
     penalty: f64,
@@ -83,6 +86,7 @@ impl Computing {
         let prefill = figures.prefill(work);
         Self {
             waiting: figures.waiting + waiting_for_room(worker, figures, ask.tokens),
+            waiting_at_least: figures.waiting_at_least,
             prefill,
             others: crowding(prefill, figures, tuning)
                 + interference(prefill, figures, worker.guarded, tuning),
@@ -98,6 +102,7 @@ impl Computing {
     pub(crate) fn cost(&self) -> Cost {
         Cost {
             waiting: self.waiting,
+            waiting_at_least: self.waiting_at_least,
             prefill: self.prefill,
             others: self.others,
             preference: self.penalty,

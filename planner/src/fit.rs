@@ -12,7 +12,13 @@ const UNCERTAIN: f64 = 1.2;
 const NOISE: f64 = 0.25;
 
 /// How much a factor wanders from one observation to the next.
-const DRIFT: f64 = 0.03;
+const DRIFT: f64 = 0.02;
+
+/// Spread of the factors' logarithms among things of one kind.
+const KINDRED: f64 = 0.3;
+
+/// A difference of logarithms that may be noise.
+const LIKE: f64 = 0.15;
 
 /// Largest surprise that is believed, as a logarithm: a factor of twenty.
 const MOST_SURPRISE: f64 = 3.0;
@@ -51,6 +57,15 @@ impl<const N: usize> Fit<N> {
         self.parts(prior).iter().sum()
     }
 
+    /// Seconds that it will take at the least, as far as is known.
+    pub(crate) fn at_least(&self, prior: [f64; N]) -> f64 {
+        let least = |part: usize| {
+            let spread = self.spread[part][part].max(0.0).sqrt();
+            prior[part] * (self.logs[part] - 2.0 * spread).exp()
+        };
+        (0..N).map(least).sum()
+    }
+
     /// How many observations it rests on.
     pub(crate) fn observed(&self) -> u32 {
         self.observed
@@ -61,13 +76,27 @@ impl<const N: usize> Fit<N> {
         self.factors
     }
 
-    /// The same factors, to be believed less: of something that is like this.
-    pub(crate) fn relaxed(&self) -> Self {
-        let fresh = Self::default();
+    /// The same factors, of something that is of the same kind: to begin with, and to be left soon if it differs.
+    pub(crate) fn kindred(&self) -> Self {
+        let mut kindred = *self;
+        for part in 0..N {
+            kindred.spread[part] = [0.0; N];
+            kindred.spread[part][part] = self.spread[part][part].max(KINDRED * KINDRED);
+        }
         Self {
-            spread: fresh.spread,
             observed: 0,
-            ..*self
+            ..kindred
+        }
+    }
+
+    /// Itself, if what it says of something differs enough from what all of its kind say. Nobody is fast or slow by the
+    /// noise of a few observations: who chooses the best of many would choose just that.
+    pub(crate) fn unless_like<'a>(&'a self, kind: &'a Self, prior: [f64; N]) -> &'a Self {
+        let differs = (self.seconds(prior) / kind.seconds(prior)).ln().abs() > LIKE;
+        if self.observed > 0 && differs {
+            self
+        } else {
+            kind
         }
     }
 
@@ -151,6 +180,17 @@ mod tests {
             fit.observe([1.0], 4.0);
         }
         assert!(near(fit.factors()[0], 4.0, 0.1), "{fit:?}");
+    }
+
+    #[test]
+    fn what_is_not_known_may_be_much_less() {
+        let mut fit: Fit<2> = Fit::default();
+        assert!(fit.at_least([1.0, 0.0]) < 0.1);
+        for _ in 0..50 {
+            fit.observe([1.0, 0.0], 1.0);
+        }
+        assert!((0.7..1.0).contains(&fit.at_least([1.0, 0.0])), "{fit:?}");
+        assert!(fit.at_least([0.0, 1.0]) < 0.1);
     }
 
     #[test]

@@ -28,4 +28,4 @@ pub use cost::{Cached, Cost};
 pub use links::{LinkFigures, Links, Moving};
 pub use policy::{Policy, Turn};
 pub use topology::{BadTopology, Level, Place, Topology};
-pub use worker::{Figures, Limits, Worker};
+pub use worker::{Figures, Kind, Limits, Worker};

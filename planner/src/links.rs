@@ -9,6 +9,9 @@ use crate::topology::Level;
 /// Most pairs that are learnt of; of others the level is known.
 const MOST_PAIRS: usize = 1 << 18;
 
+/// Bytes by which links are compared.
+const USUAL: f64 = 1e9;
+
 /// KV that is to move, or has moved.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moving<'a> {
@@ -55,9 +58,12 @@ struct Learnt {
 
 impl Learnt {
     fn fit(&self, moving: &Moving<'_>) -> Fit<2> {
+        let Some(level) = self.levels.get(&moving.level) else {
+            return Fit::default();
+        };
         let pair = self.pairs.get(&(moving.from, moving.to));
-        let level = || self.levels.get(&moving.level);
-        pair.or_else(level).copied().unwrap_or_default()
+        let usual = [moving.link.latency, USUAL / moving.link.bandwidth];
+        *pair.map_or(level, |pair| pair.unless_like(level, usual))
     }
 }
 
@@ -83,7 +89,7 @@ impl Links {
         let mut learnt = self.lock();
         let level = learnt.levels.entry(moving.level).or_default();
         level.observe(moving.prior(), seconds);
-        let start = level.relaxed();
+        let start = level.kindred();
         let pair = (moving.from, moving.to);
         if learnt.pairs.len() < MOST_PAIRS || learnt.pairs.contains_key(&pair) {
             let fit = learnt.pairs.entry(pair).or_insert(start);
@@ -93,13 +99,14 @@ impl Links {
 
     /// What is known of a link.
     pub fn figures<'a>(&self, moving: &Moving<'a>) -> LinkFigures<'a> {
-        let fit = self.lock().fit(moving);
-        let [latency, bytes] = fit.factors();
+        let learnt = self.lock();
+        let [latency, bytes] = learnt.fit(moving).factors();
+        let pair = learnt.pairs.get(&(moving.from, moving.to));
         LinkFigures {
             level: &moving.link.name,
             bandwidth: moving.link.bandwidth / bytes,
             latency: moving.link.latency * latency,
-            measured: fit.observed(),
+            measured: pair.map_or(0, Fit::observed),
         }
     }
 

@@ -27,6 +27,28 @@ pub struct Limits {
     pub bytes_per_token: Option<u64>,
 }
 
+/// What workers of one kind have in common.
+#[derive(Debug, Default)]
+pub struct Kind(Mutex<Speeds>);
+
+/// What is learnt of how fast prompts are computed and tokens come.
+#[derive(Debug, Clone, Copy)]
+struct Speeds {
+    prefill: Fit<3>,
+    step: Fit<3>,
+    answer: f64,
+}
+
+impl Default for Speeds {
+    fn default() -> Self {
+        Self {
+            prefill: Fit::default(),
+            step: Fit::default(),
+            answer: ANSWER,
+        }
+    }
+}
+
 /// One worker. Shared by all who plan and by the requests that it serves.
 #[derive(Debug)]
 pub struct Worker {
@@ -36,10 +58,44 @@ pub struct Worker {
 
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) prefill: Fit<3>,
+    prefill: Fit<3>,
     step: Fit<3>,
-    answer: f64,
     pub(crate) book: Book,
+    kind: Arc<Kind>,
+}
+
+impl State {
+    /// What its kind has in common; what it has shown itself goes before where that differs.
+    fn speeds(&self) -> Speeds {
+        let kind = *self.kind.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let usual = Work {
+            tokens: 1000,
+            cached: 0,
+        };
+        Speeds {
+            prefill: *self.prefill.unless_like(&kind.prefill, usual.prior()),
+            step: *self.step.unless_like(&kind.step, [prior::STEP_S, 0.0, 0.0]),
+            answer: kind.answer,
+        }
+    }
+
+    fn of_kind(&self, learn: impl FnOnce(&mut Speeds)) {
+        learn(&mut self.kind.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The prompt of a leg is computed: the worker learns from it, and its kind.
+    pub(crate) fn computed(&mut self, leg: u64, now: f64) {
+        let speeds = self.speeds();
+        if self.prefill.observed() == 0 {
+            self.prefill = speeds.prefill.kindred();
+        }
+        let before = self
+            .book
+            .computed(leg, &speeds.prefill, &mut self.prefill, now);
+        if let Some(before) = before {
+            self.of_kind(|kind| kind.prefill.observe(before.parts, before.took));
+        }
+    }
 }
 
 /// What a plan is made with, and operators see.
@@ -47,6 +103,8 @@ pub(crate) struct State {
 pub struct Figures {
     /// Seconds until a prompt that comes now is begun.
     pub waiting: f64,
+    /// The same at the least, as far as is known of its speed.
+    pub waiting_at_least: f64,
     /// Sequences that it was given here and has not finished.
     pub own_sequences: u32,
     /// Prompt tokens of these that it has not computed.
@@ -92,32 +150,22 @@ impl Figures {
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
 
 impl Worker {
-    /// A worker of which nothing is known.
+    /// A worker of which nothing is known, the only one of its kind.
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(State {
                 prefill: Fit::default(),
                 step: Fit::default(),
-                answer: ANSWER,
                 book: Book::default(),
+                kind: Arc::default(),
             }),
         })
     }
 
-    /// Until it has shown how fast it is, it is taken to be as fast as one that is like it.
-    pub fn start_like(&self, like: &Self) {
-        let (prefill, step, answer) = {
-            let like = like.lock();
-            (like.prefill.relaxed(), like.step.relaxed(), like.answer)
-        };
-        let mut state = self.lock();
-        if state.prefill.observed() == 0 {
-            state.prefill = prefill;
-        }
-        if state.step.observed() == 0 {
-            (state.step, state.answer) = (step, answer);
-        }
+    /// It turned out to be of this kind: it is taken to be as fast as those are until it shows otherwise.
+    pub fn is_of(&self, kind: &Arc<Kind>) {
+        self.lock().kind = Arc::clone(kind);
     }
 
     /// Its number, which no other has.
@@ -144,31 +192,42 @@ impl Worker {
     pub fn stepped(&self, seconds: f64) {
         let mut state = self.lock();
         let prior = step(&state.book, 0);
+        if state.step.observed() == 0 {
+            state.step = state.speeds().step.kindred();
+        }
         state.step.observe(prior, seconds);
+        state.of_kind(|kind| kind.step.observe(prior, seconds));
     }
 
     /// An answer ended after so many tokens.
     pub fn answered(&self, tokens: u64) {
-        let mut state = self.lock();
-        state.answer += (to_f64(tokens) - state.answer) * LATEST;
+        self.lock().of_kind(|kind| {
+            kind.answer += (to_f64(tokens) - kind.answer) * LATEST;
+        });
     }
 
     /// What is known of it now. `now` is in seconds of any clock, the same for all calls.
     pub fn figures(&self, now: f64) -> Figures {
         let state = self.lock();
+        let Speeds {
+            prefill,
+            step: steps,
+            answer,
+        } = state.speeds();
         let book = &state.book;
         Figures {
-            waiting: book.waiting(&state.prefill, now),
+            waiting: book.waiting(|prior| prefill.seconds(prior), now),
+            waiting_at_least: book.waiting(|prior| prefill.at_least(prior), now),
             own_sequences: book.sequences,
             own_queued_tokens: book.queued_tokens(),
             sequences: book.all_sequences(),
             decoding: book.decoding(),
             kv_tokens: book.all_kv_tokens(),
-            step: state.step.seconds(step(book, 1)),
+            step: steps.seconds(step(book, 1)),
             bytes_out: book.bytes_out,
             bytes_in: book.bytes_in,
-            answer: state.answer,
-            prefill: state.prefill,
+            answer,
+            prefill,
         }
     }
 

@@ -100,13 +100,14 @@ impl Attempt<'_> {
     /// A request that would have to wait for too long is better told so now.
     fn check_waiting(&self, chosen: &Chosen) -> Result<(), Error> {
         let most = self.router.args.max_wait().min(self.time_left());
-        let over = chosen.cost.waiting - most.as_secs_f64();
+        // Of an engine whose speed is not known yet, nearly nothing is certain.
+        let waiting = chosen.cost.waiting_at_least;
+        let over = waiting - most.as_secs_f64();
         if over <= 0.0 {
             return Ok(());
         }
-        let waiting = chosen.cost.waiting;
         let message =
-            format!("all workers are busy: it would have to wait for some {waiting:.0} s");
+            format!("all workers are busy: it would have to wait for {waiting:.0} s or more");
         let error = Error::new(ErrorKind::Overloaded, Source::Router, Stage::Plan, message);
         #[expect(
             clippy::cast_possible_truncation,

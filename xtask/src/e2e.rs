@@ -26,6 +26,11 @@ const SMOKE_REQUESTS: u32 = 48;
 
 /// Sends tampered tickets to sidecars; a part of the integration crate.
 const TICKET_PROBE: &str = "baton-ticket-probe";
+
+/// Compares tokens and cache hits; a part of the integration crate.
+const TOKEN_PROBE: &str = "baton-token-probe";
+
+/// Longest that a probe may take.
 const PROBE_BOUND: Duration = Duration::from_mins(3);
 
 /// Compares engines with recordings; a part of the integration crate.
@@ -100,6 +105,7 @@ impl Run<'_> {
         self.step(E2eStep::Surface, |run| {
             run.client("OpenAI surface", "surface.py", &reference_arguments())
         })?;
+        self.step(E2eStep::Tokens, Self::tokens)?;
         self.step(E2eStep::Conformance, Self::conformance)?;
         self.step(E2eStep::Equality, Self::equality)?;
         self.step(E2eStep::Tickets, Self::tampered_tickets)?;
@@ -202,10 +208,25 @@ impl Run<'_> {
         probe.args(["--prefill", &self.cluster.sidecar_url("prefill-0")?]);
         probe.args(["--decode", &self.cluster.sidecar_url("decode-0")?]);
         probe.args(["--model", MODEL]);
-        // Each line that it prints is something that held; what does not hold ends it.
-        let printed = self
-            .cluster
-            .run_beside("ticket-probe", &mut probe, PROBE_BOUND)?;
+        self.probe("ticket-probe", &mut probe)
+    }
+
+    /// The engine's own tokens against those that its files give, and predicted cache hits against reported ones.
+    fn tokens(&mut self) -> Result<Outcome> {
+        let mut probe = Command::new(workspace::release_binary(TOKEN_PROBE));
+        probe.args(["--engine", &AGGREGATED.url()]);
+        probe.args(["--router", ROUTER, "--model", MODEL]);
+        let model = self.cluster.installation().model_directory();
+        probe.arg("--model-dir").arg(model);
+        if self.args.smoke {
+            probe.args(["--chats", "100", "--sessions", "3"]);
+        }
+        self.probe("token-probe", &mut probe)
+    }
+
+    /// A program of which each line that it prints is something that held; what does not hold ends it.
+    fn probe(&self, name: &str, probe: &mut Command) -> Result<Outcome> {
+        let printed = self.cluster.run_beside(name, probe, PROBE_BOUND)?;
         let held = |line: &str| Check {
             name: line.to_owned(),
             ok: true,

@@ -133,6 +133,8 @@ enum E2eStep {
     View,
     /// The OpenAI surface, by the official client.
     Surface,
+    /// Tokens of random texts and chats, and cache hits of sessions.
+    Tokens,
     /// The engines against the recordings that the emulated engine is measured by.
     Conformance,
     /// Split answers against an aggregated engine's.
@@ -150,6 +152,7 @@ impl E2eStep {
         match self {
             Self::View => "exact view",
             Self::Surface => "surface",
+            Self::Tokens => "tokens",
             Self::Conformance => "conformance",
             Self::Equality => "equality",
             Self::Tickets => "tampered tickets",

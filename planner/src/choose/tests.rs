@@ -4,8 +4,8 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::*;
-use crate::Level;
 use crate::book::Load;
+use crate::{Kind, Level};
 
 const ANY: Duty = Duty {
     prefill: true,
@@ -334,9 +334,6 @@ fn a_slow_worker_is_learnt() {
     }
     let predicted = worker.figures(now).prefill(work);
     assert!((1.8..2.2).contains(&predicted), "{predicted}");
-    let like = Worker::new();
-    like.start_like(&worker);
-    assert!((like.figures(now).prefill(work) - predicted).abs() < 1e-9);
 }
 
 /// Four prompts that are computed in one step are done at one moment.
@@ -443,4 +440,36 @@ fn with_temperature_the_cheapest_is_the_most_frequent() {
     }
     assert!(counts[0] > counts[1] && counts[1] > counts[2], "{counts:?}");
     assert!(counts[2] > 50, "{counts:?}");
+}
+
+/// Workers of one kind learn from each other; one that differs is found out.
+#[test]
+fn a_kind_is_learnt_by_all_and_left_by_who_differs() {
+    let kind = Arc::new(Kind::default());
+    let workers = [0; 4].map(|_| Worker::new());
+    for worker in &workers {
+        worker.is_of(&kind);
+    }
+    let work = Work {
+        tokens: 4000,
+        cached: 0,
+    };
+    let mut now = 0.0;
+    for round in 0..60_u32 {
+        for (at, worker) in workers[..3].iter().enumerate() {
+            let mut booked = worker.book(work, 4000, now);
+            let jitter = 0.9 + 0.2 * f64::from(round % 3) / 2.0;
+            now += if at == 0 { 2.0 } else { 0.8 } * jitter;
+            booked.computed(now);
+        }
+    }
+    let predicted = workers
+        .each_ref()
+        .map(|worker| worker.figures(now).prefill(work));
+    assert!((1.7..2.3).contains(&predicted[0]), "{predicted:?}");
+    assert!((0.6..1.2).contains(&predicted[1]), "{predicted:?}");
+    assert!(
+        (0.6..1.2).contains(&predicted[3]),
+        "who was never asked is like its kind: {predicted:?}"
+    );
 }

@@ -22,9 +22,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use baton_daemon::http::base_url;
 use baton_index::Index;
-use baton_planner::Planner;
+use baton_planner::{Kind, Planner};
 use baton_proto::watch::{Registered, Registration};
-use baton_proto::worker::WorkerInfo;
+use baton_proto::worker::{EngineKind, Role, WorkerInfo};
 use baton_proto::{
     Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
 };
@@ -50,6 +50,9 @@ struct Member {
     _session: DropGuard,
 }
 
+/// What workers of one kind share.
+type KindName = (EngineKind, Role, Vec<String>);
+
 /// All workers this router knows.
 pub struct Fleet {
     members: Mutex<HashMap<WorkerId, Member>>,
@@ -59,6 +62,7 @@ pub struct Fleet {
     index: Arc<Index>,
     planner: Arc<Planner>,
     tokenizers: Arc<Tokenizers>,
+    kinds: Mutex<HashMap<KindName, Arc<Kind>>>,
     /// How long a worker without exact events is believed to hold what it computed.
     approximate_ttl: Duration,
     calls: Calls,
@@ -80,6 +84,7 @@ impl Fleet {
             snapshot: ArcSwap::default(),
             index: Arc::default(),
             planner,
+            kinds: Mutex::default(),
             tokenizers: Tokenizers::new(calls.clone(), metrics.clone()),
             approximate_ttl,
             calls,
@@ -170,19 +175,13 @@ impl Fleet {
         }
     }
 
-    /// A worker of which nothing is learnt is taken to be as fast as one of the same kind.
-    fn start_like_others(&self, worker: &Worker, info: &WorkerInfo) {
-        let snapshot = self.snapshot();
-        let alike = |other: &&WorkerView| {
-            let same = |theirs: &WorkerInfo| {
-                (theirs.engine, &theirs.models, theirs.role)
-                    == (info.engine, &info.models, info.role)
-            };
-            other.id() != worker.id() && other.info().is_some_and(same)
-        };
-        if let Some(other) = snapshot.workers.iter().find(alike) {
-            worker.books().start_like(other.worker.books());
-        }
+    /// Workers of one kind learn from each other how fast they are.
+    fn kind_of(&self, info: &WorkerInfo) -> Arc<Kind> {
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever still is of a kind keeps it.
+        kinds.retain(|_, kind| Arc::strong_count(kind) > 1);
+        let name = (info.engine, info.role, info.models.clone());
+        Arc::clone(kinds.entry(name).or_default())
     }
 
     /// These two engines turned out not to be able to hand over, in their present lives.

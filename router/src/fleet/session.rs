@@ -158,7 +158,7 @@ impl Session {
             self.worker.trust().forget();
         }
         if let Some(info) = &hello.info {
-            self.fleet.start_like_others(&self.worker, info);
+            self.worker.books().is_of(&self.fleet.kind_of(info));
             self.fleet.tokenizers.meet(&self.worker, info);
             self.worker.view().bound(Bounds::of(info));
             self.worker.expected().bound(capacity(info));

@@ -149,11 +149,11 @@ impl Question<'_> {
     fn duties(&self, force: Force) -> Vec<Duty> {
         if let Some(preset) = &self.wish.route {
             let workers = self.snapshot.workers.iter();
-            let duty = |view: &WorkerView| preset.duty(view.id());
+            let able = |view: &WorkerView| may_serve(view, self.facts);
             return workers
                 .map(|view| {
-                    if may_serve(view, self.facts) {
-                        duty(view)
+                    if able(view) {
+                        preset.duty(view.id(), view.role())
                     } else {
                         Duty::default()
                     }

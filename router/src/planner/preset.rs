@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use baton_planner::Duty;
+use baton_proto::worker::Role;
 use baton_proto::{Error, ErrorKind, Source, Stage, WorkerId};
 
 /// Who is to serve a request, whatever that costs.
@@ -43,15 +44,15 @@ impl FromStr for Preset {
 }
 
 impl Preset {
-    pub(super) fn duty(&self, worker: &WorkerId) -> Duty {
+    pub(super) fn duty(&self, worker: &WorkerId, role: Role) -> Duty {
         match self {
             Self::Local(local) => Duty {
                 local: local == worker,
                 ..Duty::default()
             },
             Self::Split(prefill, decode) => Duty {
-                prefill: prefill == worker,
-                decode: decode == worker,
+                prefill: prefill == worker && role.prefills(),
+                decode: decode == worker && role.decodes(),
                 local: false,
             },
         }

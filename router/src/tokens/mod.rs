@@ -32,6 +32,25 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Tokenizers that are kept. A fleet has a few models; whoever has its token cannot have the router load files without end.
 const MOST_KEPT: usize = 64;
 
+/// Words for how a prompt's tokens are known, or why they are not.
+pub const PROMPTS: [&str; 12] = [
+    "token_ids",
+    "tokenised",
+    "no_tokenizer",
+    "busy",
+    "failed",
+    "too_long",
+    "multimodal",
+    "time_dependent",
+    "no_template",
+    "template",
+    "refused",
+    "unsupported",
+];
+
+/// Words for what a comparison of tokens came to.
+pub const COMPARISONS: [&str; 3] = ["equal", "unknown", "different"];
+
 /// Engines that make the same tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {

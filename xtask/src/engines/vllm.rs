@@ -107,9 +107,14 @@ impl Installation {
         self.venv.join("bin/python")
     }
 
+    /// Where the tiny model is.
+    pub(crate) fn model_directory(&self) -> PathBuf {
+        self.directory.join("model")
+    }
+
     /// Words of the command that starts an engine with the tiny model, to which flags are added.
     pub(crate) fn bare_command(&self) -> Vec<String> {
-        let model = self.directory.join("model").display().to_string();
+        let model = self.model_directory().display().to_string();
         let python = self.python().display().to_string();
         let words = [
             python.as_str(),

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use baton_planner::{
-    Ask, Booked, Cached, Duty, Limits, Load, Place, Plan, Planner, Standing, Transit, Work, Worker,
+    Ask, Booked, Cached, Duty, Kind, Limits, Load, Place, Plan, Planner, Standing, Transit, Work,
+    Worker,
 };
 use baton_proto::worker::Role;
 use rand::SeedableRng;
@@ -141,6 +142,10 @@ impl Baton {
             let workers = fleet.workers.iter().zip(fleet.cached);
             let known = workers.map(|(facts, cached)| Known::new(facts, !cached.known));
             self.workers = known.collect();
+            let mut kinds: HashMap<Role, Arc<Kind>> = HashMap::new();
+            for (known, facts) in self.workers.iter().zip(fleet.workers) {
+                known.books.is_of(kinds.entry(facts.role).or_default());
+            }
         }
     }
 
