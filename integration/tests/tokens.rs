@@ -27,6 +27,7 @@ fn engine() -> Config {
             hash_form: HashForm::Int,
         }),
         prompt_tokens_details: true,
+        max_model_len: 8192,
         ..Config::new(None)
     }
 }
