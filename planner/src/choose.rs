@@ -144,10 +144,10 @@ impl Default for Tuning {
             expected: 0.95,
             likely: 0.5,
             lower_tier: 0.25,
-            interference: 0.05,
-            guarded_interference: 0.4,
-            crowding: 1.0,
-            crowded: 1.0,
+            interference: 0.1,
+            guarded_interference: 0.3,
+            crowding: 2.0,
+            crowded: 2.0,
             handoff: 0.003,
         }
     }
