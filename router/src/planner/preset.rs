@@ -59,15 +59,13 @@ impl Preset {
     }
 
     /// Nobody but those that were named may serve.
-    pub(super) fn refused(&self, error: Error) -> Error {
+    pub(super) fn refused(&self, mut error: Error) -> Error {
         let named = match self {
             Self::Local(worker) => format!("worker {worker} cannot serve it"),
             Self::Split(prefill, decode) => format!("{prefill} cannot hand over to {decode} now"),
         };
-        Error {
-            message: format!("the route that was given cannot be taken: {named} (see /fleet)"),
-            ..error
-        }
+        error.message = format!("the route that was given cannot be taken: {named} (see /fleet)");
+        error
     }
 }
 
