@@ -10,6 +10,8 @@ use baton_daemon::config::Common;
 use baton_daemon::http::base_url;
 use baton_proto::WorkerId;
 
+use crate::labels;
+
 /// Flags that the sidecars of all engines share.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CoreArgs {
@@ -36,8 +38,12 @@ pub struct CoreArgs {
     #[arg(long, value_name = "URL", env = "BATON_ROUTERS", value_delimiter = ',')]
     pub router: Vec<String>,
     /// Topology label of this worker, such as `zone=a`; repeat or separate with commas.
-    #[arg(long, value_name = "NAME=VALUE", env = "BATON_TOPOLOGY", value_delimiter = ',', value_parser = label)]
+    #[arg(long, value_name = "NAME=VALUE", env = "BATON_TOPOLOGY", value_delimiter = ',', value_parser = labels::label)]
     pub topology: Vec<(String, String)>,
+    /// File of further labels, a line each: NAME=VALUE or NAME="VALUE", as Kubernetes mounts a pod's labels. It is read
+    /// again when the engine restarts.
+    #[arg(long, value_name = "FILE", env = "BATON_TOPOLOGY_FILE")]
+    pub topology_file: Option<PathBuf>,
     /// Most legs in the engine at a time.
     #[arg(
         long,
@@ -98,15 +104,6 @@ pub struct CoreArgs {
     pub common: Common,
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() && !value.is_empty() => {
-            Ok((name.to_owned(), value.to_owned()))
-        }
-        _ => Err("a topology label looks like zone=a".to_owned()),
-    }
-}
-
 impl CoreArgs {
     /// Base URL that routers are told.
     pub fn address(&self) -> String {
@@ -124,6 +121,9 @@ impl CoreArgs {
                 "routers cannot reach {listen}: say with --advertise http://HOST:PORT where they can"
             )));
         }
+        if let Some(file) = &self.topology_file {
+            labels::of_file(file).map_err(Exit::usage)?;
+        }
         let urls = self.router.iter().chain(&self.advertise);
         let bad = urls.into_iter().find(|url| base_url(url).is_none());
         bad.map_or(Ok(()), |url| {
@@ -133,9 +133,16 @@ impl CoreArgs {
         })
     }
 
-    /// Labels by name.
+    /// Labels by name. What flags say goes before what the file says.
     pub fn labels(&self) -> BTreeMap<String, String> {
-        self.topology.iter().cloned().collect()
+        let file = self.topology_file.as_deref();
+        let file = file.map_or_else(|| Ok(BTreeMap::new()), labels::of_file);
+        let mut labels = file.unwrap_or_else(|why| {
+            tracing::warn!(%why, "labels are missing");
+            BTreeMap::new()
+        });
+        labels.extend(self.topology.iter().cloned());
+        labels
     }
 
     /// Largest request body in bytes.

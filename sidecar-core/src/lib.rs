@@ -10,6 +10,7 @@
 pub mod args;
 pub mod core;
 pub mod engine;
+mod labels;
 pub mod launch;
 pub mod ledger;
 pub mod membership;

@@ -104,7 +104,8 @@ pub(super) async fn answer(
             response
         }
     };
-    if explain && let Ok(value) = HeaderValue::try_from(format!("{how}{}", served.cached)) {
+    let explained = || format!("{how}{}{}", served.cached, served.decision);
+    if explain && let Ok(value) = HeaderValue::try_from(explained()) {
         response.headers_mut().insert(PLAN, value);
     }
     Ok(response)

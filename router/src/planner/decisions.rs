@@ -1,6 +1,7 @@
 //! The last decisions, for operators who ask why a request went where it went.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_planner::Cost;
@@ -65,6 +66,31 @@ impl Decision {
             "reported_cached_tokens": outcome.cached,
             "failed": outcome.failed,
         })
+    }
+}
+
+/// The predicted seconds, and by what the best of the others lost, behind a plan's words.
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cost {
+            waiting,
+            prefill,
+            transfer,
+            decode,
+            ..
+        } = self.cost;
+        write!(
+            f,
+            " first_token_s={:.4} waiting_s={waiting:.4} prefill_s={prefill:.4} transfer_s={transfer:.4} decode_s={decode:.4}",
+            self.first_token(),
+        )?;
+        let next = self.others.first().map(|other| &other["lost_by"]);
+        match next.map(|by| (by["seconds"].as_f64(), by["mostly"].as_str())) {
+            Some((Some(seconds), Some(mostly))) => {
+                write!(f, " next_lost_by_s={seconds:.4} mostly={mostly}")
+            }
+            _ => Ok(()),
+        }
     }
 }
 

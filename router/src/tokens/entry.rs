@@ -10,7 +10,7 @@ use baton_tokens::{ContentFormat, EngineSettings, Limits, Model};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::parity::{self, Parity, Sample};
+use super::parity::{self, Parity, Sample, Tried};
 use crate::calls::Calls;
 use crate::fleet::Worker;
 use crate::metrics::Metrics;
@@ -79,13 +79,8 @@ impl Entry {
     /// Fetches the files, reads them and tries them against the worker's engine.
     pub(super) async fn load(&self, loading: Loading) {
         let state = match read(&loading).await {
-            Ok(model) => {
-                let question = parity::Question {
-                    calls: &loading.calls,
-                    worker: &loading.worker,
-                    model_name: &loading.model,
-                };
-                let parity = question.ask(&model).await;
+            Ok((model, tried)) => {
+                let parity = parity::compare(&loading.calls, &loading.worker, tried).await;
                 loading.metrics.parity(parity.word());
                 match parity {
                     Parity::Equal => Use::Exact(model),
@@ -147,7 +142,7 @@ impl Entry {
     }
 }
 
-async fn read(loading: &Loading) -> Result<Arc<Model>, Use> {
+async fn read(loading: &Loading) -> Result<(Arc<Model>, Vec<Tried>), Use> {
     let absent = |why: String| Use::Absent(why, Instant::now());
     let files = loading.calls.model_files(&loading.worker).await;
     let files = files.map_err(|error| absent(error.to_string()))?;
@@ -156,13 +151,15 @@ async fn read(loading: &Loading) -> Result<Arc<Model>, Use> {
             "the files are not those that were announced".to_owned(),
         ));
     }
-    let context_length = loading.context_length;
+    let (context_length, model_name) = (loading.context_length, loading.model.clone());
     let read = tokio::task::spawn_blocking(move || {
         let files = files_of(files, context_length)?;
-        Model::load(&files, Limits::default()).map_err(|error| error.to_string())
+        let model = Model::load(&files, Limits::default()).map_err(|error| error.to_string())?;
+        let tried = parity::tried(&model, &model_name);
+        Ok((Arc::new(model), tried))
     });
     let read = read.await.unwrap_or_else(|died| Err(died.to_string()));
-    read.map(Arc::new).map_err(Use::Unfit)
+    read.map_err(Use::Unfit)
 }
 
 fn files_of(

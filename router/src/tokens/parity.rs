@@ -87,36 +87,39 @@ fn tokens(model: &Model, body: &[u8], is_chat: bool) -> Result<Vec<u32>, Unknown
     Ok(prompts.pop().unwrap_or_default())
 }
 
-/// A tokenizer that is tried against an engine.
-pub(super) struct Question<'a> {
-    pub(super) calls: &'a Calls,
-    pub(super) worker: &'a Worker,
-    pub(super) model_name: &'a str,
+/// A request, and the tokens that are made of it here.
+pub(super) type Tried = (Bytes, Vec<u32>);
+
+/// All probes that are reproduced here. Takes milliseconds of computing.
+pub(super) fn tried(model: &Model, model_name: &str) -> Vec<Tried> {
+    let probes = probes(model_name).into_iter().filter_map(|probe| {
+        let is_chat = probe.get("messages").is_some();
+        let body = Bytes::from(probe.to_string());
+        let tokens = tokens(model, &body, is_chat).ok()?;
+        Some((body, tokens))
+    });
+    probes.collect()
 }
 
-impl Question<'_> {
-    /// All probes. Of those that are not reproduced here nothing is asked.
-    pub(super) async fn ask(&self, model: &Arc<Model>) -> Parity {
-        let mut compared = 0;
-        for probe in probes(self.model_name) {
-            let is_chat = probe.get("messages").is_some();
-            let body = probe.to_string();
-            let Ok(ours) = tokens(model, body.as_bytes(), is_chat) else {
-                continue;
-            };
-            match self.calls.tokenize(self.worker, body.clone().into()).await {
-                Ok(theirs) if theirs == ours => compared += 1,
-                Ok(theirs) => return Parity::Different(difference(&ours, &theirs, &body)),
-                // A chat that the engine does not take at all has no tokens to differ in.
-                Err(error) if error.kind == ErrorKind::EngineRejected => {}
-                Err(error) => return Parity::Unknown(error.to_string()),
+/// Whether a worker's engine makes the same tokens of all that was tried.
+pub(super) async fn compare(calls: &Calls, worker: &Worker, tried: Vec<Tried>) -> Parity {
+    let mut compared = 0;
+    for (body, ours) in tried {
+        match calls.tokenize(worker, body.clone()).await {
+            Ok(theirs) if theirs == ours => compared += 1,
+            Ok(theirs) => {
+                let of = String::from_utf8_lossy(&body);
+                return Parity::Different(difference(&ours, &theirs, &of));
             }
+            // A chat that the engine does not take at all has no tokens to differ in.
+            Err(error) if error.kind == ErrorKind::EngineRejected => {}
+            Err(error) => return Parity::Unknown(error.to_string()),
         }
-        if compared == 0 {
-            return Parity::Different("nothing of what was tried can be tokenised here".to_owned());
-        }
-        Parity::Equal
     }
+    if compared == 0 {
+        return Parity::Different("nothing of what was tried can be compared".to_owned());
+    }
+    Parity::Equal
 }
 
 /// A client's prompt that is compared.
