@@ -3,155 +3,17 @@
 //! The two sides of a split are costed once for each worker; what depends on the pair is the transfer alone. So pairs are
 //! looked at from the cheapest sides on, and no further than one could still win.
 
-use std::sync::Arc;
-
 use rand::Rng;
 
 use crate::Work;
+use crate::best::{Best, OTHERS};
 use crate::book::{Booked, to_f64};
-use crate::cost::{self, Cached, Computing, Cost, Decoding, work};
+use crate::cost::{self, Computing, Cost, Decoding, work};
 use crate::links::{Known, LinkFigures, Links, Moving};
+use crate::plan::{Ask, Candidate, Choice, Duty, Pairing, Plan, Refusal, Standing};
 use crate::topology::{Place, Topology};
-use crate::worker::{Figures, Limits, Worker};
-
-/// Plans whose costs differ by less than this share are equals, among which chance decides: always taking the first would
-/// pile work on one worker.
-const EQUAL: f64 = 0.001;
-
-/// How many plans are remembered that lost.
-const OTHERS: usize = 4;
-
-/// What of a request decides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ask {
-    /// Its prompt's length in tokens.
-    pub tokens: u64,
-}
-
-/// What a worker may be used for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Duty {
-    /// Prefill legs.
-    pub prefill: bool,
-    /// Decode legs.
-    pub decode: bool,
-    /// Whole requests.
-    pub local: bool,
-}
-
-/// One worker as it stands when a plan is made.
-#[derive(Debug, Clone, Copy)]
-pub struct Standing<'a> {
-    /// Its books and what was learnt of it.
-    pub worker: &'a Arc<Worker>,
-    /// What it may be used for.
-    pub duty: Duty,
-    /// How big it is.
-    pub limits: Limits,
-    /// How much of the prompt it has.
-    pub cached: Cached,
-    /// Where it stands.
-    pub place: &'a Place,
-    /// It was set apart for decode, whose tokens are to come evenly.
-    pub guarded: bool,
-    /// Seconds that computing the prompt here counts as more: somewhere else it would be kept together with what it
-    /// belongs to.
-    pub penalty: f64,
-}
-
-/// A plan, with workers by their places in the list that it was made from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Plan {
-    /// One worker does it all.
-    Local {
-        /// Which.
-        worker: usize,
-    },
-    /// Prefill here, decode there.
-    Split {
-        /// Who computes the prompt.
-        prefill: usize,
-        /// Who decodes.
-        decode: usize,
-    },
-}
-
-/// A plan and what it is predicted to cost.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Candidate {
-    /// Who would serve.
-    pub plan: Plan,
-    /// How long it would take.
-    pub cost: Cost,
-}
-
-/// The plan that was chosen.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Choice {
-    /// It.
-    pub candidate: Candidate,
-    /// The next best that were looked at, the best first.
-    pub others: Vec<Candidate>,
-}
-
-/// Which two workers can hand over.
-pub trait Pairing {
-    /// Whether the first can hand over to the second; places in the list of workers.
-    fn fits(&self, prefill: usize, decode: usize) -> bool;
-}
-
-impl<F: Fn(usize, usize) -> bool> Pairing for F {
-    fn fits(&self, prefill: usize, decode: usize) -> bool {
-        self(prefill, decode)
-    }
-}
-
-/// Why there is no plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// There is nobody for it.
-    #[error("no worker may serve it")]
-    Nobody,
-    /// The prompt is longer than any of them can take.
-    #[error("its prompt is longer than any worker can take")]
-    TooLong,
-}
-
-/// Weights of a cost's parts that no measurement gives.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tuning {
-    /// What a token is worth that a request before this one is about to compute.
-    pub expected: f64,
-    /// What a token is worth that is likely to be cached and not known to be.
-    pub likely: f64,
-    /// What a cached token costs, of one that is not, if it is below the device's memory.
-    pub lower_tier: f64,
-    /// What computing a prompt costs each sequence that decodes there, as a share.
-    pub interference: f64,
-    /// The same where the worker was set apart for decode.
-    pub guarded_interference: f64,
-    /// What computing a prompt costs those who come after it, as a share, where there is much to do.
-    pub crowding: f64,
-    /// Seconds of waiting from which on there is much to do.
-    pub crowded: f64,
-    /// Fixed price of a handoff in seconds: two more legs over HTTP.
-    pub handoff: f64,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self {
-            expected: 0.95,
-            likely: 0.5,
-            lower_tier: 0.25,
-            interference: 0.1,
-            guarded_interference: 0.3,
-            crowding: 2.0,
-            crowded: 2.0,
-            handoff: 0.003,
-        }
-    }
-}
+use crate::tuning::Tuning;
+use crate::worker::{Figures, Worker};
 
 /// KV on its way.
 #[derive(Debug, Clone, Copy)]
@@ -423,55 +285,6 @@ fn sorted(sides: impl Iterator<Item = (f64, usize)>) -> Vec<(f64, usize)> {
     let mut sides: Vec<_> = sides.collect();
     sides.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
     sides
-}
-
-/// The cheapest plan so far, how many were as cheap, and the next best that were looked at.
-#[derive(Default)]
-struct Best {
-    chosen: Option<Candidate>,
-    equals: u32,
-    others: Vec<Candidate>,
-}
-
-impl Best {
-    /// What costs more than this cannot win.
-    fn bound(&self) -> f64 {
-        let best = self.chosen.as_ref();
-        best.map_or(f64::INFINITY, |best| best.cost.total() * (1.0 + EQUAL))
-    }
-
-    fn offer(&mut self, candidate: Candidate, rng: &mut impl Rng) {
-        let Some(best) = self.chosen else {
-            self.chosen = Some(candidate);
-            self.equals = 1;
-            return;
-        };
-        let (cost, least) = (candidate.cost.total(), best.cost.total());
-        let better = cost < least * (1.0 - EQUAL);
-        let equal = !better && cost <= least * (1.0 + EQUAL);
-        self.equals = if better {
-            1
-        } else {
-            self.equals + u32::from(equal)
-        };
-        if better || (equal && rng.random_range(0..self.equals) == 0) {
-            self.chosen = Some(candidate);
-            self.lost(best);
-        } else {
-            self.lost(candidate);
-        }
-    }
-
-    fn lost(&mut self, candidate: Candidate) {
-        let cost = |candidate: &Candidate| candidate.cost.total();
-        let at = self
-            .others
-            .partition_point(|other| cost(other) <= cost(&candidate));
-        if at < OTHERS {
-            self.others.truncate(OTHERS - 1);
-            self.others.insert(at, candidate);
-        }
-    }
 }
 
 /// Whether a worker can take a request of this length at all.

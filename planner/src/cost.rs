@@ -1,7 +1,8 @@
 //! What a plan costs: predicted seconds to the first token, in parts that can be shown.
 
 use crate::book::{Work, to_f64};
-use crate::choose::{Ask, Standing, Tuning};
+use crate::plan::{Ask, Standing};
+use crate::tuning::Tuning;
 use crate::worker::Figures;
 
 /// KV bytes per token where a worker does not say.

@@ -11,21 +11,24 @@
 //!
 //! Start reading at [`Planner::plans`].
 
+mod best;
 mod book;
 mod choose;
 mod cost;
 mod fit;
 mod links;
+mod plan;
 mod policy;
 mod topology;
+mod tuning;
 mod worker;
 
 pub use book::{Booked, Load, Work};
-pub use choose::{
-    Ask, Candidate, Choice, Duty, Pairing, Plan, Planner, Refusal, Standing, Transit, Tuning,
-};
+pub use choose::{Planner, Transit};
 pub use cost::{Cached, Cost};
 pub use links::{LinkFigures, Links, Moving};
+pub use plan::{Ask, Candidate, Choice, Duty, Pairing, Plan, Refusal, Standing};
 pub use policy::{Policy, Turn};
 pub use topology::{BadTopology, Level, Place, Topology};
+pub use tuning::Tuning;
 pub use worker::{Figures, Kind, Limits, Worker};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rand::Rng;
 use rand::seq::IteratorRandom;
 
-use crate::choose::{Candidate, Plan, Standing};
+use crate::plan::{Candidate, Plan, Standing};
 
 /// How the plan is chosen among those that are possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -3,9 +3,12 @@ use std::collections::BTreeMap;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
+use std::sync::Arc;
+
 use super::*;
+use crate::best::EQUAL;
 use crate::book::Load;
-use crate::{Kind, Level};
+use crate::{Cached, Kind, Level, Limits};
 
 const ANY: Duty = Duty {
     prefill: true,

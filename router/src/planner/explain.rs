@@ -3,7 +3,8 @@
 use baton_planner::{Candidate, Cost};
 use serde_json::{Map, Value, json};
 
-use super::{Planning, Question, Spare, may_serve};
+use super::Planning;
+use super::question::{Question, Spare, may_serve};
 use crate::fleet::{WorkerState, WorkerView};
 use crate::prefill::bypass;
 

@@ -7,13 +7,14 @@ mod clock;
 mod decisions;
 mod explain;
 mod preset;
+mod question;
 mod sessions;
 
 use std::sync::Arc;
 
 use baton_planner::{
-    Ask, Booked, Candidate, Choice, Cost, Duty, Limits, Planner, Policy, Refusal, Standing,
-    Transit, Turn, Work,
+    Booked, Candidate, Choice, Cost, Duty, Limits, Planner, Policy, Refusal, Standing, Transit,
+    Turn, Work,
 };
 use baton_proto::worker::Role;
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
@@ -21,13 +22,13 @@ use rand::Rng;
 
 use crate::args::{Force, RouterArgs};
 use crate::fleet::{Snapshot, Worker, WorkerState, WorkerView};
-use crate::prefill::bypass::Facts;
-use crate::view::Prediction;
 
 pub use clock::Clock;
 pub use decisions::{Decision, Decisions};
 pub use explain::explain;
 pub use preset::Preset;
+pub use question::{Lessons, Question, Wish};
+use question::{Spare, may_serve};
 pub use sessions::Sessions;
 
 /// Who serves a request.
@@ -60,17 +61,6 @@ pub struct Chosen {
     others: Vec<Candidate>,
 }
 
-/// What earlier attempts of the same request have taught.
-#[derive(Debug, Clone, Default)]
-pub struct Lessons {
-    /// Workers that failed it.
-    pub failed: Vec<WorkerId>,
-    /// Splitting is not to be tried again.
-    pub local_only: bool,
-    /// The one worker whose cache is warm for it.
-    pub warm: Option<WorkerId>,
-}
-
 /// What all plans of a router share.
 #[derive(Debug)]
 pub struct Planning {
@@ -86,156 +76,6 @@ pub struct Planning {
     temperature: f64,
     force: Force,
     turn: Turn,
-}
-
-/// A request before the fleet: all that plans for it depend on.
-#[derive(Debug, Clone, Copy)]
-pub struct Question<'a> {
-    /// The fleet.
-    pub snapshot: &'a Snapshot,
-    /// The request.
-    pub facts: &'a Facts,
-    /// What is cached where.
-    pub prediction: &'a Prediction,
-    /// What earlier attempts have taught.
-    pub lessons: &'a Lessons,
-    /// What others want of the plan.
-    pub wish: &'a Wish,
-}
-
-/// What others want of a plan.
-#[derive(Debug, Clone, Default)]
-pub struct Wish {
-    /// A gateway has chosen already.
-    pub route: Option<Preset>,
-    /// Who computed the session's last prompt, and the seconds that staying there is worth.
-    pub keep: Option<(WorkerId, f64)>,
-}
-
-/// Whom to do without, if there are others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spare {
-    /// Who failed this request, or others lately.
-    Avoided,
-    /// Who failed this request.
-    Failed,
-    Nobody,
-}
-
-impl Question<'_> {
-    fn ask(&self) -> Ask {
-        Ask {
-            tokens: self.facts.prompt_tokens,
-        }
-    }
-
-    /// Every worker as a plan sees it, used for nothing.
-    fn standing<'a>(&'a self, view: &'a WorkerView) -> Standing<'a> {
-        Standing {
-            worker: view.worker.books(),
-            duty: Duty::default(),
-            limits: view.limits(),
-            cached: self.prediction.cached(view.id()).planned(),
-            place: view.place(),
-            guarded: view.role() == Role::Decode,
-            penalty: match &self.wish.keep {
-                Some((kept, seconds)) if kept != view.id() => *seconds,
-                _ => 0.0,
-            },
-        }
-    }
-
-    /// What each worker may do for the request.
-    fn duties(&self, force: Force) -> Vec<Duty> {
-        if let Some(preset) = &self.wish.route {
-            let workers = self.snapshot.workers.iter();
-            let able = |view: &WorkerView| may_serve(view, self.facts);
-            return workers
-                .map(|view| {
-                    if able(view) {
-                        preset.duty(view.id(), view.role())
-                    } else {
-                        Duty::default()
-                    }
-                })
-                .collect();
-        }
-        let workers = &self.snapshot.workers;
-        let may_serve = |view: &WorkerView| may_serve(view, self.facts);
-        let warm = self
-            .lessons
-            .warm
-            .as_ref()
-            .and_then(|id| self.snapshot.place_of(id));
-        if let Some(warm) = warm.filter(|at| may_serve(&workers[*at])) {
-            let local = |at| Duty {
-                local: at == warm,
-                ..Duty::default()
-            };
-            return (0..workers.len()).map(local).collect();
-        }
-        let splits =
-            self.facts.local.is_none() && force != Force::Local && !self.lessons.local_only;
-        // A prefill worker serves whole requests only when nobody else can: that is what it was set apart for.
-        let set_apart = |view: &WorkerView| view.role() == Role::Prefill;
-        let others = workers
-            .iter()
-            .any(|view| may_serve(view) && !set_apart(view));
-        let duty = |view: &WorkerView| Duty {
-            prefill: splits && view.role().prefills(),
-            decode: splits && view.role().decodes(),
-            local: !(others && set_apart(view)),
-        };
-        let duties = workers.iter();
-        duties
-            .map(|view| {
-                if may_serve(view) {
-                    duty(view)
-                } else {
-                    Duty::default()
-                }
-            })
-            .collect()
-    }
-
-    fn is_spared(&self, view: &WorkerView, spare: Spare) -> bool {
-        let failed = || self.lessons.failed.contains(view.id());
-        match spare {
-            Spare::Avoided => failed() || view.worker.avoided(),
-            Spare::Failed => failed(),
-            Spare::Nobody => false,
-        }
-    }
-
-    fn standings(&self, duties: &[Duty], spare: Spare) -> Vec<Standing<'_>> {
-        let workers = self.snapshot.workers.iter().zip(duties);
-        let standings = workers.map(|(view, duty)| {
-            let mut standing = self.standing(view);
-            if !self.is_spared(view, spare) {
-                standing.duty = *duty;
-            }
-            standing
-        });
-        standings.collect()
-    }
-
-    fn plan(&self, choice: Choice) -> Chosen {
-        let Choice { candidate, others } = choice;
-        let worker = |at: usize| Arc::clone(&self.snapshot.workers[at].worker);
-        let plan = match candidate.plan {
-            baton_planner::Plan::Local { worker: at } => Plan::Local { worker: worker(at) },
-            baton_planner::Plan::Split { prefill, decode } => Plan::Split {
-                prefill: worker(prefill),
-                decode: worker(decode),
-            },
-        };
-        Chosen {
-            plan,
-            cost: candidate.cost,
-            candidate,
-            others,
-        }
-    }
 }
 
 impl Plan {
@@ -390,14 +230,6 @@ impl Planning {
             None => Work { tokens, cached: 0 },
         }
     }
-}
-
-fn may_serve(worker: &WorkerView, facts: &Facts) -> bool {
-    let model = facts
-        .model
-        .as_deref()
-        .is_none_or(|model| worker.serves(model));
-    worker.state() == WorkerState::Ready && model && worker.role() != Role::Unknown
 }
 
 /// Places of ready workers that can hand over, prefill first.

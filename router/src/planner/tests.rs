@@ -9,8 +9,9 @@ use clap::Parser;
 
 use super::*;
 use crate::fleet::testing::{hear, snapshot, worker};
+use crate::prefill::bypass::Facts;
 use crate::view::tests::info;
-use crate::view::{Prompt, predict};
+use crate::view::{Prediction, Prompt, predict};
 
 const TOKENS: u32 = 3201;
 
