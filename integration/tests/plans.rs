@@ -116,8 +116,12 @@ async fn what_must_not_move_does_not_and_says_why() {
 #[tokio::test(flavor = "multi_thread")]
 async fn links_are_learnt_from_transfers() {
     let fleet = Setup::split().start().await;
+    // Of an answer that comes whole nothing can be told of its transfer.
+    fleet.complete(body()).await.served();
     for _ in 0..3 {
-        fleet.complete(body()).await.served();
+        let mut streamed: Value = serde_json::from_str(&body()).unwrap();
+        streamed["stream"] = json!(true);
+        fleet.complete(streamed.to_string()).await.served();
     }
     let pair = fleet.view().await["pairs"][0].clone();
     assert_eq!(pair["link"]["level"], "far");

@@ -80,6 +80,8 @@ struct Queued {
     id: u64,
     work: Work,
     since: f64,
+    /// It is seen when this is done.
+    seen: bool,
 }
 
 /// What is not finished.
@@ -174,13 +176,17 @@ impl Book {
         } else {
             seconds(foreign.prior())
         };
-        let mut own = self.queue.iter().map(|queued| seconds(queued.work.prior()));
-        let Some(first) = own.next() else {
-            return foreign;
-        };
-        let begun = self.queue[0].since.max(self.last_done);
-        let left = (first - (now - begun)).max(first * LEAST_LEFT);
-        left + own.sum::<f64>() + foreign
+        let free = self.queue.iter().fold(self.last_done, |free, queued| {
+            let takes = seconds(queued.work.prior());
+            let end = free.max(queued.since) + takes;
+            // What is known not to be done takes some more time, however late it is.
+            if queued.seen {
+                end.max(now + takes * LEAST_LEFT)
+            } else {
+                end
+            }
+        });
+        (free - now).max(0.0) + foreign
     }
 
     fn enqueue(&mut self, work: Work, now: f64) -> u64 {
@@ -188,7 +194,13 @@ impl Book {
         if !work.is_none() {
             let id = self.serial;
             let since = now;
-            self.queue.push_back(Queued { id, work, since });
+            let seen = true;
+            self.queue.push_back(Queued {
+                id,
+                work,
+                since,
+                seen,
+            });
         }
         self.serial
     }
@@ -208,7 +220,7 @@ impl Book {
         own: &mut Fit<3>,
         now: f64,
     ) -> Option<Learnt> {
-        let done = self.dequeue(id)?;
+        let done = self.dequeue(id).filter(|done| done.seen)?;
         let begun = done.since.max(self.last_done);
         self.last_done = now;
         // Work of other routers is done in between, as much as there is beside the own.
@@ -282,6 +294,16 @@ impl Booked {
         if let Some((bytes, from)) = self.moving.take() {
             self.worker.lock().book.bytes_in -= bytes;
             from.lock().book.bytes_out -= bytes;
+        }
+    }
+
+    /// It will not be seen when the prompt is computed, but only when all is over: nothing can be learnt from it, and it is
+    /// taken to be computed when it should be.
+    pub fn unseen(&mut self) {
+        let mut state = self.worker.lock();
+        let mut queue = state.book.queue.iter_mut();
+        if let Some(queued) = queue.find(|queued| queued.id == self.id) {
+            queued.seen = false;
         }
     }
 

@@ -73,6 +73,11 @@ impl Attempt<'_> {
         self.router.planning.work(&question, worker.id())
     }
 
+    /// Whether the answer begins with its first token, and not with its last.
+    pub fn streams(&self) -> bool {
+        self.request.object().get_set("stream") == Some("true")
+    }
+
     /// Books a worker for the request.
     pub fn reserve(&self, planned: &Planned, worker: &Arc<Worker>, work: Work) -> Reservation {
         let planning = &self.router.planning;
@@ -370,7 +375,10 @@ async fn local(
     planned: &Planned,
 ) -> Result<Outcome, Failed> {
     let work = attempt.work(planned, worker);
-    let reservation = attempt.reserve(planned, worker, work);
+    let mut reservation = attempt.reserve(planned, worker, work);
+    if !attempt.streams() {
+        reservation.booked().unseen();
+    }
     let proof = attempt.proof(planned, worker);
     let call = GenerateCall {
         request: fresh_id(),

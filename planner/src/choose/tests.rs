@@ -476,3 +476,27 @@ fn a_kind_is_learnt_by_all_and_left_by_who_differs() {
         "who was never asked is like its kind: {predicted:?}"
     );
 }
+
+/// An answer that comes whole says nothing of when its prompt was computed.
+#[test]
+fn what_is_not_seen_is_not_learnt_and_passes_by_itself() {
+    let worker = Worker::new();
+    let work = Work {
+        tokens: 4000,
+        cached: 0,
+    };
+    let takes = worker.figures(0.0).prefill(work);
+    let mut unseen = worker.book(work, 4000, 0.0);
+    unseen.unseen();
+    let _behind = worker.book(work, 4000, 0.0);
+    assert!((worker.figures(0.0).waiting - 2.0 * takes).abs() < 1e-9);
+    assert!((worker.figures(takes).waiting - takes).abs() < 1e-9);
+    let late = worker.figures(50.0).waiting;
+    assert!(
+        late > 0.0 && late < takes,
+        "the one behind is seen, and not done: {late}"
+    );
+    unseen.computed(50.0);
+    assert_eq!(worker.figures(50.0).learnt_from(), 0);
+    assert!((worker.figures(50.0).prefill(work) - takes).abs() < 1e-9);
+}

@@ -201,7 +201,7 @@ impl Front {
                 router.metrics.first_token(served.how.word(), waited);
                 let decision = &served.decision;
                 decision.came(|outcome| outcome.first_token = Some(waited));
-                if streams(asked.request) {
+                if attempt.streams() {
                     let seconds = decision.age(router.planning.clock.now());
                     let trust = served.worker.trust();
                     trust.first_token(decision.first_token(), seconds);
@@ -276,11 +276,6 @@ fn check_media(headers: &HeaderMap) -> Result<(), Error> {
         Stage::Request,
         message,
     ))
-}
-
-/// Whether the answer begins with its first token, and not with its last.
-fn streams(request: &ClientRequest) -> bool {
-    request.object().get_set("stream") == Some("true")
 }
 
 fn unauthorized(message: &str) -> Error {

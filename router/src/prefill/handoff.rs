@@ -107,6 +107,10 @@ async fn fetch(
     planned: &Planned,
     reservation: &mut Reservation,
 ) -> Result<LegAnswer, Error> {
+    // Of an answer that comes whole it is not seen when its KV had come.
+    if !attempt.streams() {
+        return ask(attempt, held, decode).await;
+    }
     let planning = &attempt.router.planning;
     let transit = {
         let snapshot = attempt.router.fleet.snapshot();
