@@ -17,8 +17,8 @@ const DRIFT: f64 = 0.02;
 /// Spread of the factors' logarithms among things of one kind.
 const KINDRED: f64 = 0.3;
 
-/// A difference of logarithms that may be noise.
-const LIKE: f64 = 0.15;
+/// A ratio that may be noise.
+const LIKE: f64 = 1.16;
 
 /// Largest surprise that is believed, as a logarithm: a factor of twenty.
 const MOST_SURPRISE: f64 = 3.0;
@@ -31,6 +31,8 @@ const MOST: f64 = 15.0;
 pub(crate) struct Fit<const N: usize> {
     logs: [f64; N],
     factors: [f64; N],
+    /// What the factors are at the least.
+    least: [f64; N],
     /// Covariance of the logarithms.
     spread: [[f64; N]; N],
     observed: u32,
@@ -42,12 +44,15 @@ impl<const N: usize> Default for Fit<N> {
         for (part, row) in spread.iter_mut().enumerate() {
             row[part] = UNCERTAIN * UNCERTAIN;
         }
-        Self {
+        let mut fit = Self {
             logs: [0.0; N],
             factors: [1.0; N],
+            least: [1.0; N],
             spread,
             observed: 0,
-        }
+        };
+        fit.settle();
+        fit
     }
 }
 
@@ -59,11 +64,17 @@ impl<const N: usize> Fit<N> {
 
     /// Seconds that it will take at the least, as far as is known.
     pub(crate) fn at_least(&self, prior: [f64; N]) -> f64 {
-        let least = |part: usize| {
+        let parts = prior.iter().zip(&self.least);
+        parts.map(|(part, factor)| part * factor).sum()
+    }
+
+    /// Predictions are made much more often than anything is learnt.
+    fn settle(&mut self) {
+        for part in 0..N {
             let spread = self.spread[part][part].max(0.0).sqrt();
-            prior[part] * (self.logs[part] - 2.0 * spread).exp()
-        };
-        (0..N).map(least).sum()
+            self.factors[part] = self.logs[part].exp();
+            self.least[part] = (self.logs[part] - 2.0 * spread).exp();
+        }
     }
 
     /// How many observations it rests on.
@@ -83,6 +94,7 @@ impl<const N: usize> Fit<N> {
             kindred.spread[part] = [0.0; N];
             kindred.spread[part][part] = self.spread[part][part].max(KINDRED * KINDRED);
         }
+        kindred.settle();
         Self {
             observed: 0,
             ..kindred
@@ -92,8 +104,11 @@ impl<const N: usize> Fit<N> {
     /// Itself, if what it says of something differs enough from what all of its kind say. Nobody is fast or slow by the
     /// noise of a few observations: who chooses the best of many would choose just that.
     pub(crate) fn unless_like<'a>(&'a self, kind: &'a Self, prior: [f64; N]) -> &'a Self {
-        let differs = (self.seconds(prior) / kind.seconds(prior)).ln().abs() > LIKE;
-        if self.observed > 0 && differs {
+        if self.observed == 0 {
+            return kind;
+        }
+        let ratio = self.seconds(prior) / kind.seconds(prior);
+        if ratio > LIKE || ratio * LIKE < 1.0 {
             self
         } else {
             kind
@@ -129,11 +144,11 @@ impl<const N: usize> Fit<N> {
         for part in 0..N {
             let moved = self.logs[part] + along[part] / variance * surprise;
             self.logs[part] = moved.clamp(-MOST, MOST);
-            self.factors[part] = self.logs[part].exp();
             for of in 0..N {
                 self.spread[part][of] -= along[part] * along[of] / variance;
             }
         }
+        self.settle();
         self.observed = self.observed.saturating_add(1);
     }
 }
