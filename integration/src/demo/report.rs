@@ -144,7 +144,7 @@ fn caches(runs: &Runs) -> String {
     }
     format!(
         "{table}  a split prompt counts on both of its engines; the usage of its answer is the prefill engine's\n  \
-        predicted: none, for these prompts are texts, and the router knows caches by token ids\n"
+        predicted: none, for these prompts are texts, and the emulated engines have no tokenizer files\n"
     )
 }
 
