@@ -500,3 +500,39 @@ fn what_is_not_seen_is_not_learnt_and_passes_by_itself() {
     assert_eq!(worker.figures(50.0).learnt_from(), 0);
     assert!((worker.figures(50.0).prefill(work) - takes).abs() < 1e-9);
 }
+
+proptest::proptest! {
+    /// What is not looked at could not have won.
+    #[test]
+    fn no_cheaper_plan_is_missed(
+        loads in proptest::collection::vec((0..20_000_u64, 0..8000_u64, 0..3_u8), 2..14),
+        tokens in 1..30_000_u64,
+        crossed in 1..5_usize,
+    ) {
+        let fleet = Fleet::new(loads.len());
+        let workers = fleet.workers.iter().zip(&loads);
+        let booked = workers.map(|(worker, (tokens, ..))| {
+            worker.book(Work { tokens: *tokens, cached: 0 }, *tokens, 0.0)
+        });
+        let _booked: Vec<_> = booked.collect();
+        let duty = |at: usize| Duty {
+            prefill: loads[at].2 != 1,
+            decode: loads[at].2 != 0,
+            local: loads[at].2 == 2,
+        };
+        let cached: Vec<u64> = loads.iter().map(|(_, cached, _)| *cached).collect();
+        let workers = fleet.standing(duty, &cached);
+        let pairing = |prefill: usize, decode: usize| !(prefill + decode).is_multiple_of(crossed + 1);
+        let planner = Planner::default();
+        let ask = Ask { tokens };
+        let all = planner.plans(ask, &workers, &pairing, 0.0);
+        let chosen = planner.cheapest(ask, &workers, &pairing, 0.0, &mut rng());
+        match (all.first(), chosen) {
+            (Some(least), Ok(chosen)) => proptest::prop_assert!(
+                chosen.candidate.cost.total() <= least.cost.total() * (1.0 + 3.0 * EQUAL)
+            ),
+            (None, Err(_)) => {}
+            (least, chosen) => proptest::prop_assert!(false, "{least:?} {chosen:?}"),
+        }
+    }
+}
