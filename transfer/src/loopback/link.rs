@@ -1,0 +1,44 @@
+//! A link of a given bandwidth, as far as timers can play one.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::pool::lock;
+
+/// A link that all that it carries has to share. It sleeps by `tokio::time`, so a paused clock makes it virtual time.
+#[derive(Debug)]
+pub struct Link {
+    bytes_per_second: Option<f64>,
+    free_at: Mutex<Instant>,
+}
+
+impl Link {
+    /// A link of this bandwidth; `None` takes no time.
+    pub fn new(bytes_per_second: Option<f64>) -> Self {
+        Self {
+            bytes_per_second,
+            free_at: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Waits as long as these bytes take behind all others.
+    pub async fn carry(&self, bytes: usize) {
+        let Some(bandwidth) = self.bytes_per_second else {
+            return;
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a chunk is small")]
+        let takes = Duration::from_secs_f64(bytes as f64 / bandwidth);
+        let now = Instant::now();
+        let done = {
+            let mut free_at = lock(&self.free_at);
+            *free_at = (*free_at).max(now) + takes;
+            *free_at
+        };
+        // Timers are no finer than this; what is owed adds up until it can be waited for.
+        if done > now + Duration::from_millis(1) {
+            tokio::time::sleep_until(done).await;
+        }
+    }
+}
