@@ -347,14 +347,25 @@ fn ticket() -> impl Any<Ticket> {
 }
 
 fn prefill_call() -> impl Any<PrefillCall> {
-    (id(), id(), id(), route(), any::<u64>()).prop_map(
-        |(request, ticket, decode, route, deadline_ms)| PrefillCall {
-            request,
-            ticket,
-            decode,
-            route,
-            deadline_ms,
-            uncached_tokens: None,
+    let ids = (id(), id(), id(), proptest::option::of(id()));
+    let rest = (
+        proptest::option::of(text()),
+        route(),
+        any::<u64>(),
+        any::<Option<u64>>(),
+    );
+    (ids, rest).prop_map(
+        |((request, ticket, decode, router), (decode_at, route, deadline_ms, uncached_tokens))| {
+            PrefillCall {
+                request,
+                ticket,
+                decode,
+                decode_at,
+                router,
+                route,
+                deadline_ms,
+                uncached_tokens,
+            }
         },
     )
 }
@@ -470,10 +481,10 @@ proptest! {
     }
 
     #[test]
-    fn membership(registration in registration(), lease_ms: u64, decode in id()) {
+    fn membership(registration in registration(), lease_ms: u64, decode in id(), decode_at in proptest::option::of(text())) {
         survives(&registration)?;
         survives(&Registered { lease_ms })?;
-        survives(&Claim { decode })?;
+        survives(&Claim { decode, decode_at })?;
     }
 
     #[test]

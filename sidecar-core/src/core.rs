@@ -21,7 +21,9 @@ use crate::metrics::Metrics;
 use crate::record::Recorder;
 use crate::relay::admission::Admission;
 use crate::relay::in_flight::InFlight;
+use crate::relay::pace::Pace;
 use crate::relay::used::UsedTickets;
+use crate::routers::Routers;
 use crate::status::{EngineStatus, Published, state_of};
 use crate::view::KvView;
 
@@ -50,10 +52,14 @@ pub struct Core<E> {
     pub ledger: Ledger,
     /// Handoffs this engine has used.
     pub used: UsedTickets,
+    /// Routers that are there.
+    pub routers: Routers,
     /// What its KV cache holds.
     pub view: Arc<KvView>,
     /// Who may enter.
     pub admission: Admission,
+    /// How fast it prefills.
+    pub pace: Pace,
     /// Who is inside.
     pub in_flight: InFlight,
     /// What is counted.
@@ -104,8 +110,10 @@ impl<E: Engine> Core<E> {
             client: Client::new(limits),
             ledger: Ledger::new(token.clone(), metrics.tickets.clone()),
             used: UsedTickets::default(),
+            routers: Routers::default(),
             view: KvView::new(metrics.view.clone(), recorder),
             admission: Admission::new(args.max_concurrency, args.max_queue, metrics.queued.clone()),
+            pace: Pace::default(),
             in_flight: InFlight::default(),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
@@ -224,7 +232,7 @@ impl<E: Engine> Core<E> {
     pub fn publish(&self) {
         let (hello_parts, state) = {
             let status = self.status();
-            // Stranded KV is held, but nobody may come for it any more.
+            // KV that is leaving is held, but nobody may come for it any more.
             let usable = self.ledger.counts().claimed;
             let state = state_of(
                 &status,

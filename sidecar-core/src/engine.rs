@@ -125,6 +125,16 @@ pub trait Engine: Send + Sync + 'static {
     /// What a finished prefill left, from the engine's answer to it.
     fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error>;
 
+    /// Lets the engine have KV back that it holds for a handoff and that nobody fetches any more. Done when it was told; it
+    /// does not answer.
+    fn give_back(&self, held: &TransferMetadata) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Has the engine hold KV for longer. For how long from now on, at least.
+    fn keep(
+        &self,
+        held: &[TransferMetadata],
+    ) -> impl Future<Output = Result<Duration, Error>> + Send;
+
     /// The body of a decode leg. Refuses, before the engine sees it, metadata that this engine does not survive.
     fn decode_body(
         &self,

@@ -10,6 +10,7 @@
 pub mod args;
 pub mod core;
 pub mod engine;
+mod giveback;
 mod labels;
 pub mod launch;
 pub mod ledger;
@@ -19,6 +20,7 @@ pub mod mirror;
 pub mod record;
 pub mod relay;
 mod relearn;
+pub mod routers;
 pub mod run;
 pub mod server;
 pub mod status;

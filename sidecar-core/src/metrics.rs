@@ -13,8 +13,8 @@ pub enum TicketState {
     Running,
     /// Its KV is held for a decode worker.
     Claimed,
-    /// Its KV is held for nobody.
-    Stranded,
+    /// Its KV is held for nobody, until the engine has it back.
+    Leaving,
 }
 
 /// How a handoff ended.
@@ -22,9 +22,9 @@ pub enum TicketState {
 pub enum TicketEnd {
     /// Decode has the KV.
     Settled,
-    /// It was given up unused.
+    /// It was given up, and its KV was given back.
     Released,
-    /// Its lease ended unused.
+    /// Its lease ended.
     Lapsed,
     /// Its engine restarted.
     Voided,
@@ -56,7 +56,7 @@ struct OutcomeLabel {
 pub struct TicketMetrics {
     states: Family<StateLabel, Gauge>,
     ends: Family<EndLabel, Counter>,
-    /// Handoffs that ended unused while their engine went on holding the KV.
+    /// Handoffs that nobody wanted and whose KV the engine held until its lease ended.
     pub stranded: Counter,
 }
 
@@ -92,7 +92,7 @@ fn label(state: TicketState) -> StateLabel {
     let state = match state {
         TicketState::Running => "running",
         TicketState::Claimed => "claimed",
-        TicketState::Stranded => "stranded",
+        TicketState::Leaving => "leaving",
     };
     StateLabel { state }
 }
@@ -118,6 +118,8 @@ pub struct Metrics {
     pub routers: Gauge,
     /// KV bytes of prefills that were offered for handoff.
     pub handoff_bytes: Counter,
+    /// Times the engine could not be told that it may have KV back.
+    pub give_back_failures: Counter,
     first_token: Family<StageLabel, Histogram, fn() -> Histogram>,
 }
 
@@ -134,6 +136,7 @@ impl Default for Metrics {
             quarantines: Counter::default(),
             routers: Gauge::default(),
             handoff_bytes: Counter::default(),
+            give_back_failures: Counter::default(),
             first_token: Family::new_with_constructor(|| Histogram::new(seconds())),
         }
     }
@@ -146,7 +149,7 @@ impl Metrics {
         let tickets = &self.tickets;
         families.register(
             "tickets",
-            "Handoffs by state: running, claimed, stranded",
+            "Handoffs by state: running, claimed, leaving",
             tickets.states.clone(),
         );
         families.register(
@@ -156,7 +159,7 @@ impl Metrics {
         );
         families.register(
             "tickets_stranded",
-            "Handoffs given up while the engine still held their KV",
+            "Handoffs that nobody wanted and whose KV the engine held until its lease ended",
             tickets.stranded.clone(),
         );
         families.register(
@@ -194,6 +197,11 @@ impl Metrics {
             "handoff_bytes",
             "KV bytes of prefills offered for handoff",
             self.handoff_bytes.clone(),
+        );
+        families.register(
+            "give_back_failures",
+            "Times the engine could not be told that it may have KV back",
+            self.give_back_failures.clone(),
         );
         families.register(
             "first_token_seconds",

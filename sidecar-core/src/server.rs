@@ -81,7 +81,10 @@ impl<E: Engine> Surface<E> {
             "/livez" => Ok(daemon_http::json(StatusCode::OK, &json!({"alive": true}))),
             "/readyz" => Ok(self.ready()),
             "/metrics" => Ok(self.registry.answer()),
-            path::WATCH => Ok(watch::stream(&core, watch::place(request.uri().query()))),
+            path::WATCH => {
+                let start = watch::Start::of_query(request.uri().query());
+                Ok(watch::stream(&core, start))
+            }
             path::PREFILL => prefill::prefill(core, request).await,
             path::DECODE => answer::decode(core, request).await,
             path::GENERATE => answer::generate(core, request).await,
@@ -164,8 +167,12 @@ impl<E: Engine> Surface<E> {
                     .map_err(BadBody::into_request_error)?;
                 let claim: Claim =
                     frame::from_bytes(&body).map_err(|bad| bad_call(&bad.to_string()))?;
-                let ticket = ledger.claim(&id, claim.decode)?;
+                let ticket = ledger.claim(&id, claim.decode, claim.decode_at)?;
                 Ok(Response::new(daemon_http::full(frame::to_bytes(&ticket))))
+            }
+            "revoke" => {
+                let revoked = self.core.used.revoke(&id).await?;
+                Ok(Response::new(daemon_http::full(frame::to_bytes(&revoked))))
             }
             _ => Err(not_found(verb)),
         }

@@ -43,9 +43,10 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
             _ = ticks.tick() => {}
         }
         dog.look(&core, tick).await;
-        core.ledger.sweep();
+        core.ledger.sweep(|router| core.routers.is_gone(router));
         if tick % 60 == 59 {
             core.used.sweep();
+            core.routers.sweep();
         }
         if core.incarnation().is_some() {
             relearn.look(&core).await;

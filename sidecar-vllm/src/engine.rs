@@ -9,7 +9,7 @@ use baton_daemon::http::{Client, ClientLimits};
 use baton_proto::load::{LoadReport, Measured, Origin};
 use baton_proto::model::ModelFiles;
 use baton_proto::request::ClientRequest;
-use baton_proto::ticket::Ticket;
+use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
 use baton_sidecar_core::engine::{Attached, Engine, Following, Leg, Prefilled, Verdict};
@@ -21,15 +21,24 @@ use crate::dialect;
 use crate::follow;
 use crate::follow::folder::EventsFolder;
 use crate::follow::source::{EventSource, EventsConfig, sources_told};
-use crate::handshake::Handshake;
+use crate::handshake::{Handshake, TpRank};
 use crate::http::{EngineHttp, Model};
 use crate::metrics_page::MetricsPage;
 use crate::model_files::PromptConfig;
+use crate::notifier::Notifier;
 use crate::side_channel::SideChannel;
+use crate::transfer_params::{HeldAs, Notification};
 use crate::worker_info::info;
 
 /// Version whose wire facts this sidecar was verified with.
 const VERIFIED: &str = "0.32.";
+
+/// Share of a lease that is counted on: the engine's began before its answer arrived, and a heartbeat's interval (a
+/// sixth) is no time to be late.
+const CAUTION: f64 = 5.0 / 6.0;
+
+/// Share of a lease for which a heartbeat extends it, from its arrival on (0.32.0).
+const EXTENSION: f64 = 2.0 / 3.0;
 
 /// How long a decode engine keeps the NIXL agent of an engine_id (0.32.0, `engine_ttl`), with room.
 const AGENT_KEPT: Duration = Duration::from_secs(2 * 3600);
@@ -53,6 +62,7 @@ pub struct VllmEngine {
 struct Transfer {
     config: TransferConfig,
     side_channel: SideChannel,
+    notifier: Notifier,
 }
 
 /// What was last seen of the engine.
@@ -92,6 +102,7 @@ impl VllmEngine {
         };
         let transfer = config.transfer.map(|config| {
             SideChannel::start(&config.side_channel).map(|side_channel| Transfer {
+                notifier: Notifier::new(config.nixl.clone()),
                 config,
                 side_channel,
             })
@@ -189,6 +200,23 @@ impl VllmEngine {
                 Ok(())
             }
         }
+    }
+
+    fn transfer(&self) -> Result<&Transfer, Error> {
+        let transfer = self.transfer.as_ref();
+        transfer.ok_or_else(|| incompatible("this engine holds no KV for others"))
+    }
+
+    /// Sends a message to each of the engine's tensor-parallel ranks.
+    async fn tell(&self, tp_size: u32, message: &Notification) -> Result<(), Error> {
+        let transfer = self.transfer()?;
+        let ranks = TpRank::all(tp_size)
+            .ok_or_else(|| unusable(&format!("it says it has {tp_size} ranks")))?;
+        let mut handshakes = Vec::new();
+        for rank in ranks {
+            handshakes.push(transfer.side_channel.handshake_of(rank).await?);
+        }
+        transfer.notifier.tell(&handshakes, message).await
     }
 
     async fn shake_hands(&self, page: &MetricsPage<'_>) -> Result<Option<Arc<Handshake>>, Error> {
@@ -330,13 +358,8 @@ impl Engine for VllmEngine {
     }
 
     async fn incarnation(&self) -> Result<Incarnation, Error> {
-        match &self.transfer {
-            Some(transfer) => {
-                let handshake = transfer.side_channel.handshake().await?;
-                Ok(handshake.incarnation.clone())
-            }
-            None => Err(incompatible("this engine holds no KV for others")),
-        }
+        let handshake = self.transfer()?.side_channel.handshake().await?;
+        Ok(handshake.incarnation.clone())
     }
 
     fn follow(&self, feed: &Feed) -> Option<Following> {
@@ -348,6 +371,22 @@ impl Engine for VllmEngine {
             asked: self.events.as_ref().map(|given| given.endpoint.clone()),
         };
         follow::start(seen.events.iter().map(source).collect(), feed)
+    }
+
+    async fn give_back(&self, held: &TransferMetadata) -> Result<(), Error> {
+        let held = HeldAs::parse(held.as_bytes()).map_err(|bad| unusable(&bad))?;
+        self.tell(held.tp_size, &Notification::fetched(&held)).await
+    }
+
+    async fn keep(&self, held: &[TransferMetadata]) -> Result<Duration, Error> {
+        let read = held.iter().map(|held| HeldAs::parse(held.as_bytes()));
+        let held: Vec<HeldAs> = read
+            .collect::<Result<_, _>>()
+            .map_err(|bad| unusable(&bad))?;
+        let ranks = held.iter().map(|held| held.tp_size).max().unwrap_or(1);
+        self.tell(ranks, &Notification::wanted(&held)).await?;
+        let lease = self.transfer().map(|transfer| transfer.config.lease)?;
+        Ok(lease.mul_f64(CAUTION * EXTENSION))
     }
 
     async fn reset_cache(&self) -> Result<(), Error> {
@@ -409,8 +448,7 @@ impl Engine for VllmEngine {
         let (Some(transfer), Some(handshake)) = (&self.transfer, handshake) else {
             return Err(unusable("the engine has no connector to hand over with"));
         };
-        // The engine's lease began before its answer arrived, and a heartbeat's interval (a sixth) is no time to be late.
-        let lease = transfer.config.lease.mul_f64(5.0 / 6.0);
+        let lease = transfer.config.lease.mul_f64(CAUTION);
         dialect::read_prefill(answer, &handshake.geometry, &handshake.engine_id, lease)
     }
 

@@ -5,7 +5,8 @@
 use std::fmt::Debug;
 
 use baton_proto::call::{
-    Claim, DecodeCall, EngineAnswer, GenerateCall, Outcome, PrefillCall, PrefillFrame, PrefillUsage,
+    Claim, DecodeCall, EngineAnswer, GenerateCall, Outcome, PrefillCall, PrefillFrame,
+    PrefillUsage, Revoked,
 };
 use baton_proto::compat::Compatibility;
 use baton_proto::digest::RequestDigest;
@@ -132,6 +133,7 @@ fn words() -> Vec<Sample> {
         words!("origins", Origin: EngineMetric EngineStream InFlightTable Unknown),
         words!("sidecar_states", SidecarState: Starting Ready EngineDown Draining ServingKv Drained Unknown),
         words!("outcomes", Outcome: Length Ended Unknown),
+        words!("revoked", Revoked: Unseen Answered Cut Unknown),
         words!("sources", Source: Client Router Sidecar Engine Unknown),
         words!("stages", Stage: Request Plan Prefill Handoff Decode Generate Fleet Unknown),
         words!("retries", Retry: Safe AfterCancel No Unknown),
@@ -147,6 +149,14 @@ fn plain() -> Vec<Sample> {
             "claim",
             Claim {
                 decode: "decode-1".parse().unwrap(),
+                decode_at: None,
+            },
+        ),
+        sample(
+            "claim_full",
+            Claim {
+                decode: "decode-1".parse().unwrap(),
+                decode_at: Some("http://10.0.0.3:9100".to_owned()),
             },
         ),
         sample("compatibility", compatibility()),
@@ -165,6 +175,15 @@ fn plain() -> Vec<Sample> {
         sample("load_report", load_report()),
         sample("load_report_bare", LoadReport::default()),
         sample("prefill_call", prefill_call()),
+        sample(
+            "prefill_call_full",
+            PrefillCall {
+                decode_at: Some("http://10.0.0.2:9100".to_owned()),
+                router: Some("router-1".parse().unwrap()),
+                uncached_tokens: Some(512),
+                ..prefill_call()
+            },
+        ),
         sample(
             "prefill_usage",
             PrefillUsage {
@@ -362,6 +381,8 @@ fn prefill_call() -> PrefillCall {
         request: "r-1".parse().unwrap(),
         ticket: "t-1".parse().unwrap(),
         decode: "decode-0".parse().unwrap(),
+        decode_at: None,
+        router: None,
         route: Route::ChatCompletions,
         deadline_ms: 60_000,
         uncached_tokens: None,

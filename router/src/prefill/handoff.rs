@@ -42,6 +42,7 @@ pub async fn decode(
     let mut decode = decode;
     let mut tried = vec![decode.id().clone()];
     loop {
+        renew(attempt, &mut held, &decode).await;
         let mut reservation = attempt.reserve(planned, &decode, Work::default());
         let rest = held.rest.take();
         let fetched = fetch(attempt, &held, &decode, planned, &mut reservation);
@@ -68,17 +69,26 @@ pub async fn decode(
         match attempt
             .router
             .calls
-            .claim(&held.worker, &held.ticket.id, other.id())
+            .claim(&held.worker, &held.ticket.id, &other)
             .await
         {
-            Ok(ticket) => {
-                held.ticket = ticket;
-                held.since = tokio::time::Instant::now();
-            }
+            Ok(ticket) => held.renewed(ticket),
             Err(refused) => return give_up(attempt, *held, &decode, refused).await,
         }
         tried.push(other.id().clone());
         decode = other;
+    }
+}
+
+/// A lease that is nearly over is asked for anew: its prefill worker may have extended it meanwhile. If it has not, decode
+/// refuses what it cannot use in time.
+async fn renew(attempt: &Attempt<'_>, held: &mut Held, decode: &Worker) {
+    if held.lease_left_ms() > held.ticket.lease_ms / 2 {
+        return;
+    }
+    let calls = &attempt.router.calls;
+    if let Ok(ticket) = calls.claim(&held.worker, &held.ticket.id, decode).await {
+        held.renewed(ticket);
     }
 }
 
