@@ -15,7 +15,7 @@ use baton_proto::digest::RequestDigest;
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{Envelope, FrameReader, encode, from_bytes, to_bytes};
 use baton_proto::hash::SequenceHash;
-use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::load::{KvIn, LoadReport, Measured, Origin, Transport};
 use baton_proto::route::{PASS_THROUGH, Route};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
@@ -184,6 +184,20 @@ fn measured<T: Debug + Clone>(value: impl Any<T>) -> impl Any<Option<Measured<T>
     of((value, origin).prop_map(|(value, from)| Measured { value, from }))
 }
 
+fn kv_in() -> impl Any<KvIn> {
+    let transports = [
+        Transport::Memory,
+        Transport::Tcp,
+        Transport::Rdma,
+        Transport::Unknown,
+    ];
+    let transport = of(proptest::sample::select(transports.to_vec()));
+    (any::<f64>(), transport).prop_map(|(bytes_per_s, transport)| KvIn {
+        bytes_per_s,
+        transport,
+    })
+}
+
 fn load_report() -> impl Any<LoadReport> {
     let rate = || prop_oneof![any::<f64>(), Just(f64::INFINITY), Just(-0.0)];
     let count = || measured(any::<u32>());
@@ -193,10 +207,11 @@ fn load_report() -> impl Any<LoadReport> {
         measured(vec(tier_blocks(), 0..5)),
         measured(rate()),
         measured(rate()),
+        measured(kv_in()),
     );
     (any::<u64>(), counts, rest).prop_map(|(seq, counts, rest)| {
         let (running, waiting, handoffs_held, handoffs_pulling) = counts;
-        let (queued_prefill_tokens, free, prefill_tokens_per_s, decode_tokens_per_s) = rest;
+        let (queued_prefill_tokens, free, prefill_tokens_per_s, decode_tokens_per_s, kv_in) = rest;
         LoadReport {
             seq,
             running,
@@ -207,6 +222,7 @@ fn load_report() -> impl Any<LoadReport> {
             handoffs_pulling,
             prefill_tokens_per_s,
             decode_tokens_per_s,
+            kv_in,
         }
     })
 }

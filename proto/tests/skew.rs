@@ -138,6 +138,7 @@ const OPTIONAL: &[(&str, &[&str])] = &[
             "free",
             "handoffs_held",
             "handoffs_pulling",
+            "kv_in",
             "prefill_tokens_per_s",
             "queued_prefill_tokens",
             "running",

@@ -49,6 +49,34 @@ pub struct HeldKv {
     pub lease: Duration,
 }
 
+/// What an engine has moved since it started.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Moved {
+    /// KV bytes that it fetched.
+    pub bytes: u64,
+    /// Seconds that its transfers took, one by one.
+    pub seconds: f64,
+    /// Transfers that came to their end.
+    pub transfers: u64,
+    /// Transfers that failed.
+    pub failed: u64,
+    /// Handoffs whose KV it held until the lease ended.
+    pub expired: u64,
+}
+
+impl Moved {
+    /// What was moved since an earlier look; nothing if that was at another life of the engine.
+    pub fn since(&self, before: &Self) -> Option<Self> {
+        Some(Self {
+            bytes: self.bytes.checked_sub(before.bytes)?,
+            seconds: (self.seconds - before.seconds).max(0.0),
+            transfers: self.transfers.checked_sub(before.transfers)?,
+            failed: self.failed.checked_sub(before.failed)?,
+            expired: self.expired.checked_sub(before.expired)?,
+        })
+    }
+}
+
 /// A prefill that the engine finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prefilled {
@@ -116,8 +144,8 @@ pub trait Engine: Send + Sync + 'static {
     /// The tokens that the engine makes of a request.
     fn tokenize(&self, request: &str) -> impl Future<Output = Result<Vec<u32>, Error>> + Send;
 
-    /// How busy the engine says it is. The sequence number is filled in by the caller.
-    fn load(&self) -> impl Future<Output = Result<LoadReport, Error>> + Send;
+    /// How busy the engine says it is, and what it has moved. The report's sequence number is filled in by the caller.
+    fn load(&self) -> impl Future<Output = Result<(LoadReport, Option<Moved>), Error>> + Send;
 
     /// The body of a prefill leg.
     fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String;

@@ -24,6 +24,7 @@ pub mod routers;
 pub mod run;
 pub mod server;
 pub mod status;
+mod transfers;
 pub mod view;
 pub mod watch;
 pub mod watchdog;

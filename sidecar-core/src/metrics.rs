@@ -1,9 +1,11 @@
 //! Everything a sidecar counts. Labels are types; their values are bounded.
 
 use baton_daemon::metrics::{Counter, Family, Gauge, Histogram, Registry, seconds};
+use baton_proto::load::Transport;
 use baton_proto::{ErrorKind, Stage};
 use prometheus_client::encoding::EncodeLabelSet;
 
+use crate::engine::Moved;
 use crate::view::metrics::ViewMetrics;
 
 /// Where a handoff is.
@@ -97,11 +99,78 @@ fn label(state: TicketState) -> StateLabel {
     StateLabel { state }
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TransportLabel {
+    transport: &'static str,
+}
+
+/// Counts of the engine's own transfers.
+#[derive(Debug, Clone, Default)]
+pub struct TransferMetrics {
+    bytes: Counter,
+    transfers: Counter,
+    failed: Counter,
+    expired: Counter,
+    transport: Family<TransportLabel, Gauge>,
+}
+
+impl TransferMetrics {
+    /// The engine has moved this since it was looked at last.
+    pub fn count(&self, since: &Moved) {
+        self.bytes.inc_by(since.bytes);
+        self.transfers.inc_by(since.transfers);
+        self.failed.inc_by(since.failed);
+        self.expired.inc_by(since.expired);
+    }
+
+    /// By what KV moves, once it is known.
+    pub fn transport(&self, named: Option<Transport>) {
+        let Some(named) = named else { return };
+        for transport in Transport::ALL {
+            let label = TransportLabel {
+                transport: transport.word(),
+            };
+            let is_it = i64::from(transport == named);
+            self.transport.get_or_create(&label).set(is_it);
+        }
+    }
+
+    fn register(&self, families: &mut prometheus_client::registry::Registry) {
+        families.register(
+            "engine_kv_fetched_bytes",
+            "KV bytes that the engine says it has fetched from others",
+            self.bytes.clone(),
+        );
+        families.register(
+            "engine_kv_fetches",
+            "Transfers of KV that the engine says it has finished",
+            self.transfers.clone(),
+        );
+        families.register(
+            "engine_kv_fetches_failed",
+            "Transfers of KV that the engine says have failed",
+            self.failed.clone(),
+        );
+        families.register(
+            "engine_kv_expired",
+            "Handoffs whose KV the engine says it held until the lease ended",
+            self.expired.clone(),
+        );
+        families.register(
+            "engine_kv_transport",
+            "1 at the transport by which KV comes in, by the bytes that the host's devices counted",
+            self.transport.clone(),
+        );
+    }
+}
+
 /// Everything a sidecar counts.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     /// Handoffs.
     pub tickets: TicketMetrics,
+    /// The engine's own transfers.
+    pub transfers: TransferMetrics,
     /// The view of the engine's KV cache.
     pub view: ViewMetrics,
     in_flight: Family<StageLabel, Gauge>,
@@ -127,6 +196,7 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             tickets: TicketMetrics::default(),
+            transfers: TransferMetrics::default(),
             view: ViewMetrics::default(),
             in_flight: Family::default(),
             legs: Family::default(),
@@ -208,6 +278,7 @@ impl Metrics {
             "From the start of a leg to the first token its engine gave, by stage",
             self.first_token.clone(),
         );
+        self.transfers.register(families);
         self.view.register(families);
     }
 

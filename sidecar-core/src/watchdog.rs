@@ -8,9 +8,10 @@ use baton_proto::{ErrorKind, Stage};
 use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::core::Core;
-use crate::engine::{Attached, Engine};
+use crate::engine::{Attached, Engine, Moved};
 use crate::relearn::Relearn;
 use crate::status::EngineStatus;
+use crate::transfers::{Carried, Transfers};
 
 /// How often the engine is looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -36,6 +37,7 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
         said: None,
     };
     let mut relearn = Relearn::default();
+    let mut transfers = Transfers::default();
     for tick in 0u64.. {
         tokio::select! {
             () = core.closing.cancelled() => return,
@@ -50,7 +52,7 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
         }
         if core.incarnation().is_some() {
             relearn.look(&core).await;
-            core.publish_load(load(&core).await);
+            core.publish_load(load(&core, &mut transfers).await);
         }
         core.publish();
     }
@@ -103,11 +105,15 @@ impl Watchdog {
 }
 
 /// What the engine says of its load, completed with what only the sidecar knows.
-async fn load<E: Engine>(core: &Core<E>) -> LoadReport {
-    let mut report = match timeout(PATIENCE, core.engine.load()).await {
-        Ok(Ok(report)) => report,
-        Ok(Err(_)) | Err(_) => LoadReport::default(),
+async fn load<E: Engine>(core: &Core<E>, transfers: &mut Transfers) -> LoadReport {
+    let (mut report, moved) = match timeout(PATIENCE, core.engine.load()).await {
+        Ok(Ok(told)) => told,
+        Ok(Err(_)) | Err(_) => <(LoadReport, Option<Moved>)>::default(),
     };
+    if let Some(moved) = moved {
+        transfers.look(moved, Carried::now(), &core.metrics.transfers);
+    }
+    report.kv_in = transfers.kv_in();
     let own = |count: usize| {
         Some(Measured {
             value: u32::try_from(count).unwrap_or(u32::MAX),

@@ -12,7 +12,7 @@ use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
-use baton_sidecar_core::engine::{Attached, Engine, Following, Leg, Prefilled, Verdict};
+use baton_sidecar_core::engine::{Attached, Engine, Following, Leg, Moved, Prefilled, Verdict};
 use baton_sidecar_core::view::Feed;
 use http::HeaderValue;
 
@@ -278,6 +278,18 @@ fn start_of(page: &MetricsPage<'_>) -> Result<Incarnation, Error> {
         .ok_or_else(|| unusable("the engine's metrics do not say when it started"))
 }
 
+/// What the engine's NIXL connector has moved.
+fn moved(page: &MetricsPage<'_>) -> Option<Moved> {
+    let count = |name: &str| page.sum(name).map(whole_number);
+    Some(Moved {
+        bytes: count("vllm:nixl_bytes_transferred_sum")?,
+        seconds: page.sum("vllm:nixl_xfer_time_seconds_sum")?,
+        transfers: count("vllm:nixl_xfer_time_seconds_count")?,
+        failed: count("vllm:nixl_num_failed_transfers_total").unwrap_or(0),
+        expired: count("vllm:nixl_num_kv_expired_reqs_total").unwrap_or(0),
+    })
+}
+
 fn whole_number(value: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -402,7 +414,7 @@ impl Engine for VllmEngine {
         self.http.tokens(request.to_owned()).await
     }
 
-    async fn load(&self) -> Result<LoadReport, Error> {
+    async fn load(&self) -> Result<(LoadReport, Option<Moved>), Error> {
         let page = self.http.metrics().await?;
         let page = MetricsPage::parse(&page);
         let count = |name: &str| {
@@ -430,12 +442,13 @@ impl Engine for VllmEngine {
                     from: Origin::EngineMetric,
                 }
             });
-        Ok(LoadReport {
+        let report = LoadReport {
             running: count("vllm:num_requests_running"),
             waiting: count("vllm:num_requests_waiting"),
             free,
             ..LoadReport::default()
-        })
+        };
+        Ok((report, moved(&page)))
     }
 
     fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String {

@@ -13,7 +13,7 @@ use baton_proto::digest::RequestDigest;
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{self, BadFrame, Envelope, FrameReader};
 use baton_proto::hash::SequenceHash;
-use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::load::{KvIn, LoadReport, Measured, Origin, Transport};
 use baton_proto::route::{PASS_THROUGH, Route};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
@@ -133,6 +133,7 @@ fn words() -> Vec<Sample> {
         words!("origins", Origin: EngineMetric EngineStream InFlightTable Unknown),
         words!("sidecar_states", SidecarState: Starting Ready EngineDown Draining ServingKv Drained Unknown),
         words!("outcomes", Outcome: Length Ended Unknown),
+        words!("transports", Transport: Memory Tcp Rdma Unknown),
         words!("revoked", Revoked: Unseen Answered Cut Unknown),
         words!("sources", Source: Client Router Sidecar Engine Unknown),
         words!("stages", Stage: Request Plan Prefill Handoff Decode Generate Fleet Unknown),
@@ -469,6 +470,10 @@ fn load_report() -> LoadReport {
         handoffs_pulling: by(Origin::Unknown)(0),
         prefill_tokens_per_s: by(Origin::InFlightTable)(12_345.5),
         decode_tokens_per_s: by(Origin::EngineMetric)(50.0),
+        kv_in: by(Origin::EngineMetric)(KvIn {
+            bytes_per_s: 12.5e9,
+            transport: Some(Transport::Rdma),
+        }),
     }
 }
 
