@@ -15,7 +15,7 @@ use baton_proto::digest::RequestDigest;
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{Envelope, FrameReader, encode, from_bytes, to_bytes};
 use baton_proto::hash::SequenceHash;
-use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::load::{LoadReport, Measured, Origin, Stall};
 use baton_proto::route::{PASS_THROUGH, Route};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
@@ -184,6 +184,17 @@ fn measured<T: Debug + Clone>(value: impl Any<T>) -> impl Any<Option<Measured<T>
     of((value, origin).prop_map(|(value, from)| Measured { value, from }))
 }
 
+fn stall() -> impl Any<Stall> {
+    (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>()).prop_map(
+        |(times, legs, silent_ms, bound_ms)| Stall {
+            times,
+            legs,
+            silent_ms,
+            bound_ms,
+        },
+    )
+}
+
 fn load_report() -> impl Any<LoadReport> {
     let rate = || prop_oneof![any::<f64>(), Just(f64::INFINITY), Just(-0.0)];
     let count = || measured(any::<u32>());
@@ -193,10 +204,11 @@ fn load_report() -> impl Any<LoadReport> {
         measured(vec(tier_blocks(), 0..5)),
         measured(rate()),
         measured(rate()),
+        measured(stall()),
     );
     (any::<u64>(), counts, rest).prop_map(|(seq, counts, rest)| {
         let (running, waiting, handoffs_held, handoffs_pulling) = counts;
-        let (queued_prefill_tokens, free, prefill_tokens_per_s, decode_tokens_per_s) = rest;
+        let (queued_prefill_tokens, free, prefill_tokens_per_s, decode_tokens_per_s, stall) = rest;
         LoadReport {
             seq,
             running,
@@ -207,6 +219,7 @@ fn load_report() -> impl Any<LoadReport> {
             handoffs_pulling,
             prefill_tokens_per_s,
             decode_tokens_per_s,
+            stall,
         }
     })
 }

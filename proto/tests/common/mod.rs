@@ -12,7 +12,7 @@ use baton_proto::digest::RequestDigest;
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{self, BadFrame, Envelope, FrameReader};
 use baton_proto::hash::SequenceHash;
-use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::load::{LoadReport, Measured, Origin, Stall};
 use baton_proto::route::{PASS_THROUGH, Route};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
@@ -448,6 +448,12 @@ fn load_report() -> LoadReport {
         handoffs_pulling: by(Origin::Unknown)(0),
         prefill_tokens_per_s: by(Origin::InFlightTable)(12_345.5),
         decode_tokens_per_s: by(Origin::EngineMetric)(50.0),
+        stall: by(Origin::InFlightTable)(Stall {
+            times: 2,
+            legs: 3,
+            silent_ms: 20_000,
+            bound_ms: 15_000,
+        }),
     }
 }
 
