@@ -21,6 +21,7 @@ use crate::metrics::Metrics;
 use crate::record::Recorder;
 use crate::relay::admission::Admission;
 use crate::relay::in_flight::InFlight;
+use crate::relay::progress::Progress;
 use crate::relay::used::UsedTickets;
 use crate::status::{EngineStatus, Published, state_of};
 use crate::view::KvView;
@@ -56,6 +57,8 @@ pub struct Core<E> {
     pub admission: Admission,
     /// Who is inside.
     pub in_flight: InFlight,
+    /// Whether the engine works on what it was given.
+    pub progress: Arc<Progress>,
     /// What is counted.
     pub metrics: Metrics,
     /// Cancelled when no new work is taken any more.
@@ -107,6 +110,7 @@ impl<E: Engine> Core<E> {
             view: KvView::new(metrics.view.clone(), recorder),
             admission: Admission::new(args.max_concurrency, args.max_queue, metrics.queued.clone()),
             in_flight: InFlight::default(),
+            progress: Arc::new(Progress::new(args.progress_floor())),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             look_again: Notify::new(),
@@ -164,6 +168,7 @@ impl<E: Engine> Core<E> {
             if self.incarnation().as_ref() != Some(&attached.incarnation) {
                 tracing::info!(incarnation = %attached.incarnation, "attached to an engine");
                 self.metrics.incarnations.inc();
+                self.progress.forget();
             }
             self.ledger.void_others(&attached.incarnation);
             self.follow(attached);

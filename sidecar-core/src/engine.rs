@@ -68,6 +68,15 @@ pub enum Prefilled {
     },
 }
 
+/// How busy an engine says it is.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct EngineLoad {
+    /// What routers are told of it. The sequence number is filled in by the sidecar.
+    pub report: LoadReport,
+    /// Tokens that it has computed and generated in its life, if it counts them.
+    pub work: Option<u64>,
+}
+
 /// What an event of an engine's stream means for the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -116,8 +125,8 @@ pub trait Engine: Send + Sync + 'static {
     /// The tokens that the engine makes of a request.
     fn tokenize(&self, request: &str) -> impl Future<Output = Result<Vec<u32>, Error>> + Send;
 
-    /// How busy the engine says it is. The sequence number is filled in by the caller.
-    fn load(&self) -> impl Future<Output = Result<LoadReport, Error>> + Send;
+    /// How busy the engine says it is.
+    fn load(&self) -> impl Future<Output = Result<EngineLoad, Error>> + Send;
 
     /// The body of a prefill leg.
     fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String;

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::load::{LoadReport, Measured, Origin, Stall};
 use baton_proto::{ErrorKind, Stage};
 use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::core::Core;
-use crate::engine::{Attached, Engine};
+use crate::engine::{Attached, Engine, EngineLoad};
+use crate::relay::progress::Own;
 use crate::relearn::Relearn;
 use crate::status::EngineStatus;
 
@@ -103,10 +104,16 @@ impl Watchdog {
 
 /// What the engine says of its load, completed with what only the sidecar knows.
 async fn load<E: Engine>(core: &Core<E>) -> LoadReport {
-    let mut report = match timeout(PATIENCE, core.engine.load()).await {
-        Ok(Ok(report)) => report,
-        Ok(Err(_)) | Err(_) => LoadReport::default(),
+    let EngineLoad { mut report, work } = match timeout(PATIENCE, core.engine.load()).await {
+        Ok(Ok(load)) => load,
+        Ok(Err(_)) | Err(_) => EngineLoad::default(),
     };
+    let has = |count: &Option<Measured<u32>>| count.as_ref().is_some_and(|count| count.value > 0);
+    let busy = has(&report.running) || has(&report.waiting);
+    report.stall = stall(core, Own { work, busy }).map(|value| Measured {
+        value,
+        from: Origin::InFlightTable,
+    });
     let own = |count: usize| {
         Some(Measured {
             value: u32::try_from(count).unwrap_or(u32::MAX),
@@ -125,4 +132,21 @@ async fn load<E: Engine>(core: &Core<E>) -> LoadReport {
         report.running = own(core.in_flight.count());
     }
     report
+}
+
+/// Whether the engine works on what it was given, noted where it changes.
+fn stall<E: Engine>(core: &Core<E>, own: Own) -> Option<Stall> {
+    let owed = core.in_flight.owed(own, core.progress.stalled_at());
+    let stall = core.progress.judge(owed, own);
+    let times = i64::from(stall.as_ref().map_or(0, |stall| stall.times));
+    let before = core.metrics.stalled.set(times);
+    match &stall {
+        Some(stall) if times > before => {
+            core.metrics.stalls.inc();
+            tracing::warn!(%stall, "the engine is suspect");
+        }
+        None if before > 0 => tracing::info!("the engine makes progress again"),
+        _ => {}
+    }
+    stall
 }

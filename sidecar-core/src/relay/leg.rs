@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::admission::Permit;
 use super::in_flight::InFlightLeg;
+use super::progress::Progress;
 use crate::core::Core;
 use crate::engine::{Engine, Leg};
 use crate::metrics::Metrics;
@@ -125,6 +126,7 @@ pub struct ActiveLeg {
     stage: Stage,
     metrics: Metrics,
     ended: bool,
+    progress: Arc<Progress>,
     quarantine: Option<Arc<String>>,
     reports: Option<ReportGuard>,
 }
@@ -140,13 +142,15 @@ impl ActiveLeg {
         let entry = core
             .in_flight
             .enter(arrived.call.request(), C::STAGE, &gauge)?
-            .computing(arrived.call.uncached_tokens());
+            .computing(arrived.call.uncached_tokens())
+            .whole(C::STAGE != Stage::Prefill && arrived.request.stream() != Some(true));
         Ok(Self {
             entry,
             _permit: permit,
             stage: C::STAGE,
             metrics: core.metrics.clone(),
             ended: false,
+            progress: Arc::clone(&core.progress),
             quarantine: None,
             reports: None,
         })
@@ -173,9 +177,9 @@ impl ActiveLeg {
 
     /// The engine gave its first token.
     pub fn first_token(&self) {
-        self.entry.computed();
-        self.metrics
-            .first_token(self.stage, self.entry.since().elapsed().as_secs_f64());
+        let (tokens, took) = (self.entry.computed(), self.entry.since().elapsed());
+        self.progress.computed(tokens, took);
+        self.metrics.first_token(self.stage, took.as_secs_f64());
     }
 
     /// The leg ended; `None` is success.
