@@ -93,4 +93,33 @@ pub struct LoadReport {
     /// How KV comes in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_in: Option<Measured<KvIn>>,
+    /// The engine has work and makes no progress. Absent: it does, or has none.
+    pub stall: Option<Measured<Stall>>,
+}
+
+/// No progress for longer than an engine's own history explains.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stall {
+    /// Times since the last progress that work had to wait for longer than it should.
+    pub times: u32,
+    /// Legs that wait for the engine.
+    pub legs: u32,
+    /// How long they have waited since anything moved, in milliseconds.
+    pub silent_ms: u64,
+    /// How long the engine may be silent by its own history.
+    pub bound_ms: u64,
+}
+
+impl std::fmt::Display for Stall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seconds = |ms: u64| std::time::Duration::from_millis(ms).as_secs_f64();
+        write!(
+            f,
+            "its engine has work for {} requests and made no progress for {:.1} s; {:.1} s is the longest that its history explains",
+            self.legs,
+            seconds(self.silent_ms),
+            seconds(self.bound_ms)
+        )
+    }
 }

@@ -15,7 +15,7 @@ use baton_proto::digest::RequestDigest;
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{Envelope, FrameReader, encode, from_bytes, to_bytes};
 use baton_proto::hash::SequenceHash;
-use baton_proto::load::{KvIn, LoadReport, Measured, Origin, Transport};
+use baton_proto::load::{KvIn, LoadReport, Measured, Origin, Stall, Transport};
 use baton_proto::route::{PASS_THROUGH, Route};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
@@ -191,11 +191,22 @@ fn kv_in() -> impl Any<KvIn> {
         Transport::Rdma,
         Transport::Unknown,
     ];
-    let transport = of(proptest::sample::select(transports.to_vec()));
+    let transport = of(select(transports.to_vec()));
     (any::<f64>(), transport).prop_map(|(bytes_per_s, transport)| KvIn {
         bytes_per_s,
         transport,
     })
+}
+
+fn stall() -> impl Any<Stall> {
+    (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>()).prop_map(
+        |(times, legs, silent_ms, bound_ms)| Stall {
+            times,
+            legs,
+            silent_ms,
+            bound_ms,
+        },
+    )
 }
 
 fn load_report() -> impl Any<LoadReport> {
@@ -208,10 +219,12 @@ fn load_report() -> impl Any<LoadReport> {
         measured(rate()),
         measured(rate()),
         measured(kv_in()),
+        measured(stall()),
     );
     (any::<u64>(), counts, rest).prop_map(|(seq, counts, rest)| {
         let (running, waiting, handoffs_held, handoffs_pulling) = counts;
-        let (queued_prefill_tokens, free, prefill_tokens_per_s, decode_tokens_per_s, kv_in) = rest;
+        let (queued_prefill_tokens, free, prefill_tokens_per_s, decode_tokens_per_s, kv_in, stall) =
+            rest;
         LoadReport {
             seq,
             running,
@@ -223,6 +236,7 @@ fn load_report() -> impl Any<LoadReport> {
             prefill_tokens_per_s,
             decode_tokens_per_s,
             kv_in,
+            stall,
         }
     })
 }
@@ -363,13 +377,8 @@ fn ticket() -> impl Any<Ticket> {
 }
 
 fn prefill_call() -> impl Any<PrefillCall> {
-    let ids = (id(), id(), id(), proptest::option::of(id()));
-    let rest = (
-        proptest::option::of(text()),
-        route(),
-        any::<u64>(),
-        any::<Option<u64>>(),
-    );
+    let ids = (id(), id(), id(), of(id()));
+    let rest = (of(text()), route(), any::<u64>(), any::<Option<u64>>());
     (ids, rest).prop_map(
         |((request, ticket, decode, router), (decode_at, route, deadline_ms, uncached_tokens))| {
             PrefillCall {
@@ -497,7 +506,7 @@ proptest! {
     }
 
     #[test]
-    fn membership(registration in registration(), lease_ms: u64, decode in id(), decode_at in proptest::option::of(text())) {
+    fn membership(registration in registration(), lease_ms: u64, decode in id(), decode_at in of(text())) {
         survives(&registration)?;
         survives(&Registered { lease_ms })?;
         survives(&Claim { decode, decode_at })?;

@@ -143,6 +143,7 @@ const OPTIONAL: &[(&str, &[&str])] = &[
             "queued_prefill_tokens",
             "running",
             "seq",
+            "stall",
             "waiting",
         ],
     ),

@@ -130,7 +130,8 @@ fn worker(view: &WorkerView, now: f64) -> Value {
         "id": view.id(),
         "address": view.worker.url(""),
         "state": view.state(),
-        "avoided": view.worker.avoided(),
+        "reason": view.reason(),
+        "breaker": view.worker.breaker().shown(),
         "role": view.info().map(|info| info.role),
         "incarnation": view.incarnation(),
         "reserved": {
@@ -191,7 +192,7 @@ fn model_names(snapshot: &Snapshot) -> std::collections::BTreeMap<String, Option
     let infos = snapshot
         .workers
         .iter()
-        .filter(|worker| worker.state() == WorkerState::Ready)
+        .filter(|worker| worker.takes_work())
         .filter_map(WorkerView::info);
     let names = infos.flat_map(|info| {
         let all = info.models.iter().chain(&info.lora_adapters);

@@ -75,6 +75,16 @@ pub struct RouterArgs {
         default_value_t = 120
     )]
     pub max_wait_s: u64,
+    /// How many of a hundred requests may be tried again after a failure, beyond a reserve of 256. More are told the error,
+    /// so that a pool that fails is not given several times its load.
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        env = "BATON_RETRY_PERCENT",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(0..=1000)
+    )]
+    pub retry_percent: u32,
     /// Where KV may and should move.
     #[command(flatten)]
     pub topology: TopologyArgs,

@@ -11,26 +11,22 @@ use baton_daemon::trace::TraceContext;
 use baton_planner::Work;
 use baton_proto::call::{GenerateCall, path};
 use baton_proto::request::ClientRequest;
-use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
+use baton_proto::{Error, ErrorKind, Source, Stage, WorkerId};
 use tokio::time::Instant;
 
 use crate::calls::LegAnswer;
-use crate::fleet::{Reservation, Snapshot, Worker};
-use crate::planner::{self, Chosen, Decision, Lessons, Plan, Question, Wish};
+use crate::fleet::{Admission, Reservation, Snapshot, Worker};
+use crate::planner::{Chosen, Decision, Lessons, Plan, Planning, Question, Wish};
 use crate::prefill::bypass::Facts;
 use crate::prefill::execution::{Prefill, prefill};
 use crate::prefill::handoff;
+use crate::recovery::Recovery;
+use crate::stall::unless_stalled;
 use crate::state::Router;
 use crate::view::{Cached, Prediction, Proof};
 
-/// Most attempts that no engine has seen.
-const MOST_UNSEEN: u32 = 8;
-
-/// Most attempts after one that an engine may have seen.
-const MOST_SEEN: u32 = 2;
-
-/// Split attempts that may fail before the request becomes local.
-const MOST_SPLITS: u32 = 2;
+/// Plans that may lose the race for trying a worker before one is followed all the same.
+const MOST_RACES: u32 = 3;
 
 /// What an attempt works with.
 pub struct Attempt<'a> {
@@ -137,6 +133,8 @@ pub struct Planned {
     pub prediction: Prediction,
     /// As it is written down.
     pub decision: Arc<Decision>,
+    /// The right to use its workers.
+    _admissions: Vec<Admission>,
 }
 
 /// A request at its commit point.
@@ -254,6 +252,7 @@ fn for_client(mut error: Error) -> Error {
 }
 
 async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
+    attempt.router.retries.earn();
     let mut recovery = Recovery::default();
     loop {
         if attempt.time_left().is_zero() {
@@ -280,7 +279,7 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
                     // Whoever chose is to choose again.
                     return Err(error);
                 }
-                let pause = recovery.after(&planned.plan, error, worker)?;
+                let pause = recovery.after(attempt.router, &planned.plan, error, worker)?;
                 tokio::time::sleep(pause.min(attempt.time_left())).await;
             }
         }
@@ -294,7 +293,7 @@ fn planned(attempt: &Attempt<'_>, lessons: &Lessons) -> Result<Planned, Error> {
     let snapshot = router.fleet.snapshot();
     let prediction = router.predict(&snapshot, attempt.facts);
     let question = attempt.question(&snapshot, &prediction, lessons);
-    let chosen = planning.plan(&question)?;
+    let (chosen, admissions) = admitted(planning, &question)?;
     attempt.check_waiting(&chosen)?;
     let trace = attempt.trace.trace_id();
     let decision = planning
@@ -304,7 +303,24 @@ fn planned(attempt: &Attempt<'_>, lessons: &Lessons) -> Result<Planned, Error> {
         plan: chosen.plan,
         prediction,
         decision,
+        _admissions: admissions,
     })
+}
+
+/// A plan, and the right to use its workers. Where another request was quicker to try a worker, the next plan avoids that
+/// one, if there are others.
+fn admitted(
+    planning: &Planning,
+    question: &Question<'_>,
+) -> Result<(Chosen, Vec<Admission>), Error> {
+    for _ in 0..MOST_RACES {
+        let chosen = planning.plan(question)?;
+        let all: Option<Vec<Admission>> = chosen.plan.workers().map(Admission::ask).collect();
+        if let Some(admissions) = all {
+            return Ok((chosen, admissions));
+        }
+    }
+    planning.plan(question).map(|chosen| (chosen, Vec::new()))
 }
 
 enum Outcome {
@@ -316,48 +332,6 @@ enum Outcome {
 struct Failed {
     error: Error,
     worker: WorkerId,
-}
-
-/// What is remembered between attempts.
-#[derive(Default)]
-struct Recovery {
-    lessons: Lessons,
-    last: Option<Error>,
-    unseen: u32,
-    seen: u32,
-    splits: u32,
-}
-
-impl Recovery {
-    /// How long to wait before the next attempt, or the error if there is to be none.
-    fn after(&mut self, plan: &Plan, error: Error, worker: WorkerId) -> Result<Duration, Error> {
-        let attempts = match error.retry {
-            Retry::Safe => &mut self.unseen,
-            // A verdict of a newer peer is read as the cautious one.
-            Retry::AfterCancel | Retry::Unknown => &mut self.seen,
-            Retry::No => return Err(error),
-        };
-        *attempts += 1;
-        let attempt = *attempts;
-        let spent = self.unseen >= MOST_UNSEEN || self.seen >= MOST_SEEN + self.splits.min(1);
-        if error.source_of_blame == Source::Client || spent {
-            return Err(error);
-        }
-        self.lessons.warm = None;
-        self.lessons.failed.push(worker);
-        if matches!(plan, Plan::Split { .. }) {
-            self.splits += 1;
-            self.lessons.local_only = self.splits >= MOST_SPLITS;
-        }
-        tracing::info!(kind = %error.kind, stage = %error.stage, %error, "attempt failed, trying again");
-        let pause = if error.retry == Retry::Safe && attempt == 1 {
-            Duration::ZERO
-        } else {
-            planner::back_off(attempt)
-        };
-        self.last = Some(error);
-        Ok(pause)
-    }
 }
 
 fn too_late() -> Error {
@@ -387,19 +361,16 @@ async fn local(
         uncached_tokens: Some(work.tokens),
     };
     let time = attempt.time_left();
-    let calls = &attempt.router.calls;
-    let answer = calls
-        .leg(
-            worker,
-            path::GENERATE,
-            call,
-            attempt.request,
-            attempt.trace,
-            time,
-            Stage::Generate,
-        )
-        .await;
-    match answer {
+    let leg = attempt.router.calls.leg(
+        worker,
+        path::GENERATE,
+        call,
+        attempt.request,
+        attempt.trace,
+        time,
+        Stage::Generate,
+    );
+    match unless_stalled(attempt, planned, worker, Stage::Generate, leg).await {
         Ok(answer) => {
             worker.served();
             Ok(Outcome::Served(Box::new(Served {

@@ -7,6 +7,7 @@ use baton_proto::token::{FleetToken, Secret};
 use tokio::sync::Semaphore;
 
 use crate::args::RouterArgs;
+use crate::budget::RetryBudget;
 use crate::calls::Calls;
 use crate::fleet::{Fleet, Snapshot};
 use crate::metrics::Metrics;
@@ -28,6 +29,8 @@ pub struct Router {
     pub planning: Planning,
     /// Calls to their sidecars.
     pub calls: Calls,
+    /// What may be tried again.
+    pub retries: RetryBudget,
     /// What is counted.
     pub metrics: Metrics,
     /// Who may enter.
@@ -47,6 +50,7 @@ impl Router {
             places: Arc::new(Semaphore::new(args.max_requests)),
             api_keys: args.api_key.iter().map(|key| Secret::new(key)).collect(),
             calls,
+            retries: RetryBudget::new(args.retry_percent),
             args,
             token,
             metrics,

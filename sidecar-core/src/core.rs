@@ -22,6 +22,7 @@ use crate::record::Recorder;
 use crate::relay::admission::Admission;
 use crate::relay::in_flight::InFlight;
 use crate::relay::pace::Pace;
+use crate::relay::progress::Progress;
 use crate::relay::used::UsedTickets;
 use crate::routers::Routers;
 use crate::status::{EngineStatus, Published, state_of};
@@ -62,6 +63,8 @@ pub struct Core<E> {
     pub pace: Pace,
     /// Who is inside.
     pub in_flight: InFlight,
+    /// Whether the engine works on what it was given.
+    pub progress: Arc<Progress>,
     /// What is counted.
     pub metrics: Metrics,
     /// Cancelled when no new work is taken any more.
@@ -115,6 +118,7 @@ impl<E: Engine> Core<E> {
             admission: Admission::new(args.max_concurrency, args.max_queue, metrics.queued.clone()),
             pace: Pace::default(),
             in_flight: InFlight::default(),
+            progress: Arc::new(Progress::new(args.progress_floor())),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             look_again: Notify::new(),
@@ -172,6 +176,7 @@ impl<E: Engine> Core<E> {
             if self.incarnation().as_ref() != Some(&attached.incarnation) {
                 tracing::info!(incarnation = %attached.incarnation, "attached to an engine");
                 self.metrics.incarnations.inc();
+                self.progress.forget();
             }
             self.ledger.void_others(&attached.incarnation);
             self.follow(attached);

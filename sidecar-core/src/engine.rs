@@ -96,6 +96,17 @@ pub enum Prefilled {
     },
 }
 
+/// How busy an engine says it is.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct EngineLoad {
+    /// What routers are told of it. The sequence number is filled in by the sidecar.
+    pub report: LoadReport,
+    /// Tokens that it has computed and generated in its life, if it counts them.
+    pub work: Option<u64>,
+    /// What its connector has moved, if it has one.
+    pub moved: Option<Moved>,
+}
+
 /// What an event of an engine's stream means for the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -144,8 +155,8 @@ pub trait Engine: Send + Sync + 'static {
     /// The tokens that the engine makes of a request.
     fn tokenize(&self, request: &str) -> impl Future<Output = Result<Vec<u32>, Error>> + Send;
 
-    /// How busy the engine says it is, and what it has moved. The report's sequence number is filled in by the caller.
-    fn load(&self) -> impl Future<Output = Result<(LoadReport, Option<Moved>), Error>> + Send;
+    /// How busy the engine says it is.
+    fn load(&self) -> impl Future<Output = Result<EngineLoad, Error>> + Send;
 
     /// The body of a prefill leg.
     fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String;

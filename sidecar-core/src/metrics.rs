@@ -183,6 +183,10 @@ pub struct Metrics {
     pub incarnations: Counter,
     /// Times the engine's cache was quarantined.
     pub quarantines: Counter,
+    /// Times in a row that the engine made no progress on its work.
+    pub stalled: Gauge,
+    /// The same, ever.
+    pub stalls: Counter,
     /// Routers this sidecar is registered with.
     pub routers: Gauge,
     /// KV bytes of prefills that were offered for handoff.
@@ -204,6 +208,8 @@ impl Default for Metrics {
             engine_up: Gauge::default(),
             incarnations: Counter::default(),
             quarantines: Counter::default(),
+            stalled: Gauge::default(),
+            stalls: Counter::default(),
             routers: Gauge::default(),
             handoff_bytes: Counter::default(),
             give_back_failures: Counter::default(),
@@ -257,6 +263,16 @@ impl Metrics {
             "quarantines",
             "Times the engine's cache was quarantined",
             self.quarantines.clone(),
+        );
+        families.register(
+            "engine_stalled",
+            "Times since its last progress that the engine left work waiting for longer than its history explains",
+            self.stalled.clone(),
+        );
+        families.register(
+            "engine_stalls",
+            "Times that the engine left work waiting for longer than its history explains",
+            self.stalls.clone(),
         );
         families.register(
             "routers",

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::load::{LoadReport, Measured, Origin, Stall};
 use baton_proto::{ErrorKind, Stage};
 use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::core::Core;
-use crate::engine::{Attached, Engine, Moved};
+use crate::engine::{Attached, Engine, EngineLoad};
+use crate::relay::progress::Own;
 use crate::relearn::Relearn;
 use crate::status::EngineStatus;
 use crate::transfers::{Carried, Transfers};
@@ -106,14 +107,24 @@ impl Watchdog {
 
 /// What the engine says of its load, completed with what only the sidecar knows.
 async fn load<E: Engine>(core: &Core<E>, transfers: &mut Transfers) -> LoadReport {
-    let (mut report, moved) = match timeout(PATIENCE, core.engine.load()).await {
-        Ok(Ok(told)) => told,
-        Ok(Err(_)) | Err(_) => <(LoadReport, Option<Moved>)>::default(),
+    let EngineLoad {
+        mut report,
+        work,
+        moved,
+    } = match timeout(PATIENCE, core.engine.load()).await {
+        Ok(Ok(load)) => load,
+        Ok(Err(_)) | Err(_) => EngineLoad::default(),
     };
     if let Some(moved) = moved {
         transfers.look(moved, Carried::now(), &core.metrics.transfers);
     }
     report.kv_in = transfers.kv_in();
+    let has = |count: &Option<Measured<u32>>| count.as_ref().is_some_and(|count| count.value > 0);
+    let busy = has(&report.running) || has(&report.waiting);
+    report.stall = stall(core, Own { work, busy }).map(|value| Measured {
+        value,
+        from: Origin::InFlightTable,
+    });
     let own = |count: usize| {
         Some(Measured {
             value: u32::try_from(count).unwrap_or(u32::MAX),
@@ -132,4 +143,21 @@ async fn load<E: Engine>(core: &Core<E>, transfers: &mut Transfers) -> LoadRepor
         report.running = own(core.in_flight.count());
     }
     report
+}
+
+/// Whether the engine works on what it was given, noted where it changes.
+fn stall<E: Engine>(core: &Core<E>, own: Own) -> Option<Stall> {
+    let owed = core.in_flight.owed(own, core.progress.stalled_at());
+    let stall = core.progress.judge(owed, own);
+    let times = i64::from(stall.as_ref().map_or(0, |stall| stall.times));
+    let before = core.metrics.stalled.set(times);
+    match &stall {
+        Some(stall) if times > before => {
+            core.metrics.stalls.inc();
+            tracing::warn!(%stall, "the engine is suspect");
+        }
+        None if before > 0 => tracing::info!("the engine makes progress again"),
+        _ => {}
+    }
+    stall
 }

@@ -12,7 +12,9 @@ use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
-use baton_sidecar_core::engine::{Attached, Engine, Following, Leg, Moved, Prefilled, Verdict};
+use baton_sidecar_core::engine::{
+    Attached, Engine, EngineLoad, Following, Leg, Moved, Prefilled, Verdict,
+};
 use baton_sidecar_core::view::Feed;
 use http::HeaderValue;
 
@@ -414,7 +416,7 @@ impl Engine for VllmEngine {
         self.http.tokens(request.to_owned()).await
     }
 
-    async fn load(&self) -> Result<(LoadReport, Option<Moved>), Error> {
+    async fn load(&self) -> Result<EngineLoad, Error> {
         let page = self.http.metrics().await?;
         let page = MetricsPage::parse(&page);
         let count = |name: &str| {
@@ -442,13 +444,19 @@ impl Engine for VllmEngine {
                     from: Origin::EngineMetric,
                 }
             });
-        let report = LoadReport {
-            running: count("vllm:num_requests_running"),
-            waiting: count("vllm:num_requests_waiting"),
-            free,
-            ..LoadReport::default()
-        };
-        Ok((report, moved(&page)))
+        let computed = page.sum("vllm:prompt_tokens_total");
+        let generated = page.sum("vllm:generation_tokens_total");
+        let work = computed.zip(generated);
+        Ok(EngineLoad {
+            report: LoadReport {
+                running: count("vllm:num_requests_running"),
+                waiting: count("vllm:num_requests_waiting"),
+                free,
+                ..LoadReport::default()
+            },
+            work: work.map(|(computed, generated)| whole_number(computed + generated)),
+            moved: moved(&page),
+        })
     }
 
     fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String {

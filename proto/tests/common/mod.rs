@@ -13,7 +13,7 @@ use baton_proto::digest::RequestDigest;
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{self, BadFrame, Envelope, FrameReader};
 use baton_proto::hash::SequenceHash;
-use baton_proto::load::{KvIn, LoadReport, Measured, Origin, Transport};
+use baton_proto::load::{KvIn, LoadReport, Measured, Origin, Stall, Transport};
 use baton_proto::route::{PASS_THROUGH, Route};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
@@ -473,6 +473,12 @@ fn load_report() -> LoadReport {
         kv_in: by(Origin::EngineMetric)(KvIn {
             bytes_per_s: 12.5e9,
             transport: Some(Transport::Rdma),
+        }),
+        stall: by(Origin::InFlightTable)(Stall {
+            times: 2,
+            legs: 3,
+            silent_ms: 20_000,
+            bound_ms: 15_000,
         }),
     }
 }

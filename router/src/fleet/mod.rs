@@ -3,6 +3,8 @@
 //! A sidecar registers; for as long as its registration holds, a session ([`session`]) watches it. Whoever plans takes an
 //! immutable [`Snapshot`]; nobody plans on data that changes underneath.
 
+pub mod breaker;
+mod probe;
 mod quarantine;
 mod reservation;
 mod session;
@@ -11,6 +13,7 @@ mod snapshot;
 pub(crate) mod testing;
 mod worker;
 
+pub use probe::Admission;
 pub use reservation::Reservation;
 pub use snapshot::Snapshot;
 pub use worker::{Worker, WorkerState, WorkerView};

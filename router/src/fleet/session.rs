@@ -115,6 +115,9 @@ impl Session {
     fn load(&self, load: LoadReport) {
         let told = self.worker.told();
         self.worker.books().report(planned_load(&load, told.info()));
+        let stall = |load: &LoadReport| load.stall.as_ref().map(|stall| stall.value.clone());
+        self.worker
+            .heard_of_stalls(stall(&told.load).as_ref(), stall(&load).as_ref());
         self.change(|told| told.load = load);
     }
 

@@ -52,6 +52,14 @@ pub(crate) fn lose(view: &WorkerView) -> WorkerView {
     hear(view, [])
 }
 
+/// The worker after its engine stopped answering.
+pub(crate) fn dead(view: &WorkerView) -> WorkerView {
+    let mut told = view.worker.told().as_ref().clone();
+    told.state = WorkerState::Suspect;
+    view.worker.tell(told);
+    WorkerView::of(&view.worker)
+}
+
 /// A fleet of these workers.
 pub(crate) fn snapshot(workers: impl IntoIterator<Item = WorkerView>) -> Snapshot {
     Snapshot::new(workers.into_iter().collect(), HashSet::new())

@@ -21,7 +21,7 @@ use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
 use rand::Rng;
 
 use crate::args::{Force, RouterArgs};
-use crate::fleet::{Snapshot, Worker, WorkerState, WorkerView};
+use crate::fleet::{Snapshot, Worker, WorkerView};
 
 pub use clock::Clock;
 pub use decisions::{Decision, Decisions};
@@ -79,6 +79,15 @@ pub struct Planning {
 }
 
 impl Plan {
+    /// All that take part.
+    pub fn workers(&self) -> impl Iterator<Item = &Arc<Worker>> {
+        let (first, second) = match self {
+            Self::Local { worker } => (worker, None),
+            Self::Split { prefill, decode } => (prefill, Some(decode)),
+        };
+        std::iter::once(first).chain(second)
+    }
+
     /// The word in metrics and headers.
     pub fn word(&self) -> &'static str {
         match self {
@@ -127,9 +136,20 @@ impl Planning {
         self.of_duties(question, &question.duties(self.force))
     }
 
+    /// Whether the request could be served without anybody who failed it or whose breaker is open.
+    pub fn has_good_plan(&self, question: &Question<'_>) -> bool {
+        let mut duties = question.duties(self.force);
+        let forced = self.force == Force::Split && question.facts.local.is_none();
+        for duty in &mut duties {
+            duty.local &= !forced;
+        }
+        let workers = question.standings(&duties, Spare::Avoided);
+        self.choose(question, &workers).is_ok()
+    }
+
     fn of_duties(&self, question: &Question<'_>, duties: &[Duty]) -> Result<Chosen, Error> {
         let mut too_long = false;
-        for spare in [Spare::Avoided, Spare::Failed, Spare::Nobody] {
+        for spare in Spare::ALL {
             let workers = question.standings(duties, spare);
             match self.choose(question, &workers) {
                 Ok(choice) => return Ok(question.plan(choice)),
@@ -194,8 +214,13 @@ impl Planning {
         };
         let workers = question.snapshot.workers.iter().enumerate();
         let duties: Vec<Duty> = workers.map(duty).collect();
-        let standings = question.standings(&duties, Spare::Nobody);
-        match question.plan(self.choose(question, &standings).ok()?).plan {
+        let choice = Spare::ALL.into_iter().find_map(|spare| {
+            let mut standings = question.standings(&duties, spare);
+            // Whoever holds the KV is past being spared.
+            standings[holder].duty = duties[holder];
+            self.choose(question, &standings).ok()
+        });
+        match question.plan(choice?).plan {
             Plan::Split { decode, .. } => Some(decode),
             Plan::Local { .. } => None,
         }
@@ -237,7 +262,7 @@ pub fn pairs(snapshot: &Snapshot) -> impl Iterator<Item = (usize, usize)> {
     let ready = |able: fn(Role) -> bool| {
         let workers = snapshot.workers.iter().enumerate();
         workers.filter_map(move |(at, worker)| {
-            (worker.state() == WorkerState::Ready && able(worker.role())).then_some(at)
+            (worker.takes_work() && able(worker.role())).then_some(at)
         })
     };
     ready(Role::prefills)
@@ -265,7 +290,7 @@ fn nobody(question: &Question<'_>, force: Force) -> Error {
     let ready = snapshot
         .workers
         .iter()
-        .filter(|worker| worker.state() == WorkerState::Ready)
+        .filter(|worker| worker.takes_work())
         .count();
     let message = if ready == 0 {
         "no worker is ready".to_owned()

@@ -12,10 +12,12 @@ use baton_proto::call::{DecodeCall, PrefillFrame, PrefillUsage, path};
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 use futures_util::future::{Either, select};
 
+use super::Waste;
 use super::execution::Held;
 use crate::calls::{FrameStream, LegAnswer};
 use crate::fleet::{Reservation, Worker};
 use crate::serve::{Attempt, NO_LESSONS, Planned, fresh_id};
+use crate::stall::unless_stalled;
 
 /// Decode workers that one ticket may be claimed for, the first included.
 const MOST_CLAIMS: usize = 3;
@@ -113,13 +115,13 @@ async fn beside<T>(
 async fn fetch(
     attempt: &Attempt<'_>,
     held: &Held,
-    decode: &Worker,
+    decode: &Arc<Worker>,
     planned: &Planned,
     reservation: &mut Reservation,
 ) -> Result<LegAnswer, Error> {
     // Of an answer that comes whole it is not seen when its KV had come.
     if !attempt.streams() {
-        return ask(attempt, held, decode).await;
+        return ask(attempt, held, decode, planned).await;
     }
     let planning = &attempt.router.planning;
     let transit = {
@@ -128,7 +130,7 @@ async fn fetch(
         let booked = reservation.booked();
         planning.begin_transfer(&question, booked, held.worker.id(), decode.id())
     };
-    let answer = ask(attempt, held, decode).await;
+    let answer = ask(attempt, held, decode, planned).await;
     reservation.booked().arrived();
     if let (Ok(answer), Some(transit)) = (&answer, transit)
         && answer.status().is_success()
@@ -140,7 +142,12 @@ async fn fetch(
     answer
 }
 
-async fn ask(attempt: &Attempt<'_>, held: &Held, decode: &Worker) -> Result<LegAnswer, Error> {
+async fn ask(
+    attempt: &Attempt<'_>,
+    held: &Held,
+    decode: &Arc<Worker>,
+    planned: &Planned,
+) -> Result<LegAnswer, Error> {
     let mut ticket = held.ticket.clone();
     ticket.lease_remaining_ms = held.lease_left_ms();
     if ticket.lease_remaining_ms == 0 {
@@ -159,19 +166,16 @@ async fn ask(attempt: &Attempt<'_>, held: &Held, decode: &Worker) -> Result<LegA
         deadline_ms: attempt.time_left_ms(),
     };
     let time = attempt.time_left();
-    attempt
-        .router
-        .calls
-        .leg(
-            decode,
-            path::DECODE,
-            call,
-            attempt.request,
-            attempt.trace,
-            time,
-            Stage::Decode,
-        )
-        .await
+    let leg = attempt.router.calls.leg(
+        decode,
+        path::DECODE,
+        call,
+        attempt.request,
+        attempt.trace,
+        time,
+        Stage::Decode,
+    );
+    unless_stalled(attempt, planned, decode, Stage::Decode, leg).await
 }
 
 /// What is learnt from a failure of the decode leg.
@@ -189,10 +193,11 @@ fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Err
 
 async fn give_up(
     attempt: &Attempt<'_>,
-    held: Held,
+    mut held: Held,
     decode: &Worker,
     error: Error,
 ) -> Result<Decoded, Error> {
+    held.spent.wasted(Waste::NotDecoded);
     note_failure(attempt, &held, decode, &error);
     held.release.now().await;
     // The handoff is over; whatever comes next starts from nothing.
@@ -206,13 +211,14 @@ async fn give_up(
 
 async fn commit(
     attempt: &Attempt<'_>,
-    held: Held,
+    mut held: Held,
     answer: LegAnswer,
     decode: Arc<Worker>,
     reservation: Reservation,
 ) -> Result<Decoded, Error> {
     if !answer.status().is_success() {
         // The engine judged the request and did not fetch the KV: the guard gives it up.
+        held.spent.wasted(Waste::NotDecoded);
         return Ok(Decoded {
             answer,
             worker: decode,
@@ -224,6 +230,7 @@ async fn commit(
     if let Err(error) = router.calls.settle(&held.worker, &held.ticket.id).await {
         tracing::warn!(ticket = %held.ticket.id, decode = %decode.id(), %error, "handoff not settled, answer withheld");
         drop(answer);
+        held.spent.wasted(Waste::Withheld);
         router.metrics.unsettled.inc();
         router.metrics.attempt_failed(&error);
         if let Err(error) = router.fleet.quarantine(&decode).await {
@@ -236,6 +243,7 @@ async fn commit(
     }
     let bytes = held.ticket.bytes;
     held.release.disarm();
+    held.spent.used();
     router.metrics.handoff_bytes.inc_by(bytes);
     Ok(Decoded {
         answer,

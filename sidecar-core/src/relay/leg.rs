@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission::Permit;
 use super::in_flight::InFlightLeg;
+use super::progress::Progress;
 use super::used::Using;
 use crate::core::Core;
 use crate::engine::{Engine, Leg};
@@ -127,6 +128,7 @@ pub struct ActiveLeg {
     stage: Stage,
     metrics: Metrics,
     ended: bool,
+    progress: Arc<Progress>,
     quarantine: Option<Arc<String>>,
     reports: Option<ReportGuard>,
     using: Option<Using>,
@@ -143,13 +145,15 @@ impl ActiveLeg {
         let entry = core
             .in_flight
             .enter(arrived.call.request(), C::STAGE, &gauge)?
-            .computing(arrived.call.uncached_tokens());
+            .computing(arrived.call.uncached_tokens())
+            .whole(C::STAGE != Stage::Prefill && arrived.request.stream() != Some(true));
         Ok(Self {
             entry,
             _permit: permit,
             stage: C::STAGE,
             metrics: core.metrics.clone(),
             ended: false,
+            progress: Arc::clone(&core.progress),
             quarantine: None,
             reports: None,
             using: None,
@@ -200,9 +204,9 @@ impl ActiveLeg {
 
     /// The engine gave its first token.
     pub fn first_token(&self) {
-        self.entry.computed();
-        self.metrics
-            .first_token(self.stage, self.entry.since().elapsed().as_secs_f64());
+        let (tokens, took) = (self.entry.computed(), self.entry.since().elapsed());
+        self.progress.computed(tokens, took);
+        self.metrics.first_token(self.stage, took.as_secs_f64());
     }
 
     /// The leg ended; `None` is success.

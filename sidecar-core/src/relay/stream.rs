@@ -217,7 +217,10 @@ impl<E: Engine> Guard<E> {
             return None;
         }
         match self.reader.next(patience).await {
-            Ok(Some(events)) => Some(self.pass(events)),
+            Ok(Some(events)) => {
+                self.core.progress.moved();
+                Some(self.pass(events))
+            }
             Ok(None) if self.may_end() => None,
             Ok(None) => Some(self.last_words(&engine_broke_off(
                 self.stage,

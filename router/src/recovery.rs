@@ -1,0 +1,77 @@
+//! What is remembered between the attempts of one request, and whether there is to be another one.
+
+use std::time::Duration;
+
+use baton_proto::{Error, Retry, Source, WorkerId};
+
+use crate::planner::{self, Lessons, Plan};
+use crate::state::Router;
+
+/// Most attempts that no engine has seen.
+const MOST_UNSEEN: u32 = 8;
+
+/// Most attempts after one that an engine may have seen.
+const MOST_SEEN: u32 = 2;
+
+/// Split attempts that may fail before the request becomes local.
+const MOST_SPLITS: u32 = 2;
+
+/// What is remembered between attempts.
+#[derive(Default)]
+pub struct Recovery {
+    /// What plans are to heed.
+    pub lessons: Lessons,
+    /// Why the last attempt failed.
+    pub last: Option<Error>,
+    unseen: u32,
+    seen: u32,
+    splits: u32,
+}
+
+impl Recovery {
+    /// How long to wait before the next attempt, or the error if there is to be none.
+    pub fn after(
+        &mut self,
+        router: &Router,
+        plan: &Plan,
+        error: Error,
+        worker: WorkerId,
+    ) -> Result<Duration, Error> {
+        let attempts = match error.retry {
+            Retry::Safe => &mut self.unseen,
+            // A verdict of a newer peer is read as the cautious one.
+            Retry::AfterCancel | Retry::Unknown => &mut self.seen,
+            Retry::No => return Err(error),
+        };
+        *attempts += 1;
+        let attempt = *attempts;
+        let spent = self.unseen >= MOST_UNSEEN || self.seen >= MOST_SEEN + self.splits.min(1);
+        if error.source_of_blame == Source::Client || spent {
+            return Err(error);
+        }
+        let paid = router.retries.spend();
+        router.metrics.retry(paid);
+        if !paid {
+            tracing::warn!(%error, "not tried again: too many requests are");
+            return Err(error);
+        }
+        self.learn(plan, worker);
+        tracing::info!(kind = %error.kind, stage = %error.stage, %error, "attempt failed, trying again");
+        let pause = if error.retry == Retry::Safe && attempt == 1 {
+            Duration::ZERO
+        } else {
+            planner::back_off(attempt)
+        };
+        self.last = Some(error);
+        Ok(pause)
+    }
+
+    fn learn(&mut self, plan: &Plan, worker: WorkerId) {
+        self.lessons.warm = None;
+        self.lessons.failed.push(worker);
+        if matches!(plan, Plan::Split { .. }) {
+            self.splits += 1;
+            self.lessons.local_only = self.splits >= MOST_SPLITS;
+        }
+    }
+}

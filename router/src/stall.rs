@@ -1,0 +1,51 @@
+//! A leg at an engine that stands still is not waited for while another worker could serve its request.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
+
+use crate::fleet::Worker;
+use crate::planner::Lessons;
+use crate::serve::{Attempt, Planned};
+
+/// Waits for what a worker answers to a leg. When the worker's engine turns out to make no progress, and there are others,
+/// the leg is given up; it ends in the engine because its connection does.
+pub async fn unless_stalled<T>(
+    attempt: &Attempt<'_>,
+    planned: &Planned,
+    worker: &Arc<Worker>,
+    stage: Stage,
+    leg: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let mut leg = pin!(leg);
+    let mut stalls = worker.stalls();
+    loop {
+        tokio::select! {
+            biased;
+            answer = &mut leg => return answer,
+            // The worker, and with it the sender, outlives this.
+            Ok(()) = stalls.changed() => {
+                if others_could(attempt, planned, worker) {
+                    return Err(stalled(worker, stage));
+                }
+            }
+        }
+    }
+}
+
+/// Whether somebody else, and nobody whose breaker is open, could serve the request.
+fn others_could(attempt: &Attempt<'_>, planned: &Planned, worker: &Worker) -> bool {
+    let snapshot = attempt.router.fleet.snapshot();
+    let lessons = Lessons {
+        failed: vec![worker.id().clone()],
+        ..Lessons::default()
+    };
+    let question = attempt.question(&snapshot, &planned.prediction, &lessons);
+    attempt.router.planning.has_good_plan(&question)
+}
+
+fn stalled(worker: &Worker, stage: Stage) -> Error {
+    let message = format!("the engine of {} makes no progress", worker.id());
+    Error::new(ErrorKind::Timeout, Source::Engine, stage, message).retry(Retry::AfterCancel)
+}
