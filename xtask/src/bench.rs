@@ -147,7 +147,12 @@ pub(crate) fn run(bench: &Bench, missing: Missing) -> Result<()> {
             Bench::Routing(args) => routing::run(args, missing),
         };
     }
-    let needs = [Need::CxxCompiler, Need::Ip, Need::Namespaces];
+    let needs = [
+        Need::CxxCompiler,
+        Need::Libclang,
+        Need::Ip,
+        Need::Namespaces,
+    ];
     system::ensure_present(&needs, missing)?;
     workspace::build_release()?;
     namespace::enter()

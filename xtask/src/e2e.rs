@@ -51,7 +51,7 @@ pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
         namespace::prepare()?;
         return run_inside(args);
     }
-    system::ensure_present(&[Need::Ip, Need::Namespaces], missing)?;
+    system::ensure_present(&[Need::Libclang, Need::Ip, Need::Namespaces], missing)?;
     vllm::install(missing)?;
     workspace::build_release()?;
     namespace::enter()
