@@ -236,7 +236,7 @@ fn print_schedule(extent: &faults::Extent) -> Result<()> {
 /// The run in which nothing is switched off.
 fn survive(extent: &faults::Extent) -> Result<()> {
     let tally = befall(extent, "requests")?;
-    for told in &tally.told {
+    for told in tally.told() {
         eprintln!("{told}");
     }
     let failures = tally.failures();

@@ -69,9 +69,10 @@ async fn all_are_back(stand: &Stand, tally: &mut Tally) {
         });
         if let Err(ready) = ready.await {
             tally.not_ready += usize::try_from(wanted - ready).unwrap_or_default();
-            tally.tell(format!(
-                "router {number} sees {ready} of {wanted} workers ready"
-            ));
+            tally.tell(
+                "not_ready",
+                format!("router {number} sees {ready} of {wanted} workers ready"),
+            );
         }
     }
 }
@@ -81,7 +82,10 @@ fn engine_is_empty(worker: &Worker, tally: &mut Tally) {
     let engine = worker.engine();
     for of in engine.died_of() {
         tally.killed_engines += 1;
-        tally.tell(format!("the engine of {} died of {of}", worker.name));
+        tally.tell(
+            "killed_engines",
+            format!("the engine of {} died of {of}", worker.name),
+        );
     }
     let held = engine.held();
     tally.holds(&engine.agent(), &held);
@@ -97,10 +101,13 @@ fn engine_is_empty(worker: &Worker, tally: &mut Tally) {
         let ids: Vec<&str> = running
             .filter_map(|seen| seen.header("x-request-id"))
             .collect();
-        tally.tell(format!(
-            "{} works on {works} requests in {lost} blocks: {ids:?}",
-            worker.name
-        ));
+        tally.tell(
+            "leaked_blocks",
+            format!(
+                "{} works on {works} requests in {lost} blocks: {ids:?}",
+                worker.name
+            ),
+        );
     }
 }
 
@@ -132,7 +139,7 @@ async fn router_is_idle(number: usize, router: &RouterSeat, tally: &mut Tally) {
 fn still_open(whose: &str, open: &[(&str, i64)], tally: &mut Tally) {
     for (what, count) in open.iter().filter(|(_, count)| *count != 0) {
         tally.open_work += usize::try_from(count.unsigned_abs()).unwrap_or_default();
-        tally.tell(format!("{whose} has still {count} {what}"));
+        tally.tell("open_work", format!("{whose} has still {count} {what}"));
     }
 }
 
@@ -150,7 +157,7 @@ async fn view_is_right(number: usize, router: &RouterSeat, worker: &Worker, tall
     });
     if let Err(known) = right.await {
         tally.view_wrong += 1;
-        tally.tell(format!(
+        tally.tell("view_wrong", format!(
             "router {number} is certain of {}: {} blocks, digest {:016x}; it holds {} with {:016x}",
             worker.name, known.0, known.1, holds.0, holds.1
         ));

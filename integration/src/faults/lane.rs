@@ -39,11 +39,13 @@ pub async fn run(
         if over.run_until_cancelled(due).await.is_none() {
             break;
         }
+        tracing::info!(?lane, %fault, "a fault begins");
         match lane {
             Lane::Prefill => befall(stand, &stand.prefill[fault.target], fault, over).await,
             Lane::Decode => befall(stand, &stand.decode[fault.target], fault, over).await,
             Lane::Router => stop_router(stand, fault).await,
         }
+        tracing::info!(?lane, %fault, "a fault has ended");
         happened += 1;
         let _ = over.run_until_cancelled(sleep(BREATH)).await;
     }

@@ -6,7 +6,7 @@
 //! A liar stands behind a proxy where there is one.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::Mutex;
 
@@ -56,6 +56,7 @@ pub enum Sabotage {
 pub struct RouterSeat {
     address: SocketAddr,
     daemon: Mutex<Option<Daemon>>,
+    up: AtomicBool,
     kills: AtomicU64,
 }
 
@@ -145,6 +146,7 @@ impl RouterSeat {
         Self {
             address: ports::free(),
             daemon: Mutex::default(),
+            up: AtomicBool::new(false),
             kills: AtomicU64::new(0),
         }
     }
@@ -154,9 +156,14 @@ impl RouterSeat {
         self.address
     }
 
-    /// How often it was ended with requests in its hands: whoever was there at two different counts was cut off.
+    /// How often it was ended with requests in its hands.
     pub fn kills(&self) -> u64 {
         self.kills.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody who came at this count of kills may have been cut off, or have met nobody.
+    pub fn has_cut_off(&self, kills: u64) -> bool {
+        !self.up.load(Ordering::Acquire) || self.kills() != kills
     }
 
     /// Starts it if it does not run.
@@ -165,8 +172,6 @@ impl RouterSeat {
         if daemon.is_some() {
             return;
         }
-        // Whoever meets the probe of its port was sent to nobody.
-        self.kills.fetch_add(1, Ordering::AcqRel);
         is_free(self.address).await;
         let command_line = format!(
             "baton-router --listen {} --token {TOKEN} --force split --request-timeout-s {DEADLINE_S} --stall-s {STALL_S} \
@@ -176,11 +181,13 @@ impl RouterSeat {
         let words = command_line.split_whitespace().map(str::to_owned);
         *daemon = Some(Daemon::router("router", words));
         listens(self.address).await;
+        self.up.store(true, Ordering::Release);
     }
 
     /// Ends it as SIGKILL does.
     pub async fn kill(&self) {
         if let Some(daemon) = self.daemon.lock().await.take() {
+            self.up.store(false, Ordering::Release);
             self.kills.fetch_add(1, Ordering::AcqRel);
             daemon.kill();
         }
@@ -191,6 +198,7 @@ impl RouterSeat {
         if let Some(daemon) = self.daemon.lock().await.take() {
             let begun = tokio::time::Instant::now();
             let _ = daemon.stop().await;
+            self.up.store(false, Ordering::Release);
             if begun.elapsed().as_secs() >= STALL_S {
                 self.kills.fetch_add(1, Ordering::AcqRel);
             }

@@ -9,8 +9,8 @@ use crate::bench::figure::{Figure, quantile, rounded};
 use crate::emulated::vllm::Seen;
 use crate::emulated::vllm::script::Leg;
 
-/// Of what must not be, so much is told in words.
-const MOST_TOLD: usize = 20;
+/// Of each kind of what must not be, so much is told in words.
+const MOST_TOLD: usize = 8;
 
 /// At least so much of what was asked and waited for is served, or the run shows nothing.
 pub const LEAST_SERVED: f64 = 0.9;
@@ -53,7 +53,7 @@ pub struct Tally {
     /// Engines that died of what they were sent.
     pub killed_engines: usize,
     /// What must not be, in words.
-    pub told: Vec<String>,
+    told: BTreeMap<&'static str, Vec<String>>,
 }
 
 impl Tally {
@@ -71,15 +71,15 @@ impl Tally {
             End::Broken(kind) => *self.errors.entry(format!("in stream: {kind}")).or_default() += 1,
             End::Wrong(what) => {
                 self.wrong += 1;
-                self.tell(format!("request {number} is wrong: {what}"));
+                self.tell("wrong", format!("request {number}: {what}"));
             }
             End::Hung(what) => {
                 self.hung += 1;
-                self.tell(format!("request {number} hangs: {what}"));
+                self.tell("hung", format!("request {number}: {what}"));
             }
             End::Dishonest(what) => {
                 self.dishonest += 1;
-                self.tell(format!("request {number} ends dishonestly: {what}"));
+                self.tell("dishonest", format!("request {number}: {what}"));
             }
         }
     }
@@ -106,7 +106,7 @@ impl Tally {
         *times += 1;
         if *times > 1 {
             self.double_use += 1;
-            self.tell(format!("the handoff {handoff} reached decode again"));
+            self.tell("double_use", format!("{handoff} reached decode again"));
         }
     }
 
@@ -115,16 +115,23 @@ impl Tally {
         for (id, blocks) in held {
             if self.leaks.insert(format!("{engine}/{id}")) {
                 self.leaked_blocks += blocks;
-                self.tell(format!("{engine} holds {blocks} blocks for {id}"));
+                self.tell("leaked_blocks", format!("{engine} holds {blocks} for {id}"));
             }
         }
     }
 
     /// Something that must not be.
-    pub fn tell(&mut self, what: String) {
-        if self.told.len() < MOST_TOLD {
-            self.told.push(what);
+    pub fn tell(&mut self, kind: &'static str, what: String) {
+        let told = self.told.entry(kind).or_default();
+        if told.len() < MOST_TOLD {
+            told.push(what);
         }
+    }
+
+    /// The same by kind, as far as it was told.
+    pub fn told(&self) -> impl Iterator<Item = String> {
+        let kinds = self.told.iter();
+        kinds.flat_map(|(kind, told)| told.iter().map(move |what| format!("{kind}: {what}")))
     }
 
     /// Share of what was asked and waited for that was served.

@@ -45,7 +45,7 @@ pub fn of_beginning(ask: &Ask, answer: &Answer) -> Option<End> {
         return None;
     }
     let said = Said::read(answer);
-    (!ask.text.starts_with(&said.text)).then(|| wrong(ask, &said.text))
+    (!ask.text.starts_with(&said.text)).then(|| wrong(ask, answer, &said.text))
 }
 
 fn refusal(answer: &Answer) -> End {
@@ -83,7 +83,7 @@ fn whole(ask: &Ask, answer: &Answer) -> End {
     match text.iter().find_map(|text| text.as_str()) {
         None => dishonest("a 200 without content", answer),
         Some(text) if text == ask.text => End::Served,
-        Some(text) => wrong(ask, text),
+        Some(text) => wrong(ask, answer, text),
     }
 }
 
@@ -136,7 +136,7 @@ impl Said {
 fn stream(ask: &Ask, answer: &Answer) -> End {
     let said = Said::read(answer);
     if !ask.text.starts_with(&said.text) {
-        return wrong(ask, &said.text);
+        return wrong(ask, answer, &said.text);
     }
     if let Some(oddity) = said.oddity {
         return dishonest(oddity, answer);
@@ -146,12 +146,13 @@ fn stream(ask: &Ask, answer: &Answer) -> End {
         Some(kind) => End::Broken(kind),
         None if !said.done => dishonest("a stream ended without its end", answer),
         None if said.finished && said.text == ask.text => End::Served,
-        None => wrong(ask, &said.text),
+        None => wrong(ask, answer, &said.text),
     }
 }
 
-fn wrong(ask: &Ask, text: &str) -> End {
-    End::Wrong(format!("{text:?} instead of {:?}", ask.text))
+fn wrong(ask: &Ask, answer: &Answer, text: &str) -> End {
+    let plan = answer.header("baton-plan").unwrap_or("unknown plan");
+    End::Wrong(format!("{text:?} instead of {:?}, by {plan}", ask.text))
 }
 
 fn dishonest(what: &str, answer: &Answer) -> End {

@@ -34,8 +34,9 @@ pub async fn visit(ask: &Ask, routers: &[RouterSeat]) -> Visit {
         None => End::Hung("no router can be reached".to_owned()),
         Some((router, kills, stream)) => {
             let end = Client::new(stream, begun).ask(ask).await;
+            tracing::debug!(number = ask.number, router = %router.address(), ?end, "request ended");
             match end {
-                End::Dishonest(_) | End::Hung(_) if router.kills() != kills => End::Orphaned,
+                End::Dishonest(_) | End::Hung(_) if router.has_cut_off(kills) => End::Orphaned,
                 end => end,
             }
         }
@@ -96,6 +97,7 @@ impl Client {
         let headers = [
             ("content-type", "application/json"),
             ("x-request-id", id.as_str()),
+            ("baton-explain", "1"),
         ];
         let request = client::request("POST", ask.path, &headers, ask.body.as_bytes());
         if let Some(leave) = ask.leave {
