@@ -56,6 +56,22 @@ impl Daemon {
         }
     }
 
+    /// Starts a router with this command line.
+    pub fn router(name: &str, command_line: impl IntoIterator<Item = String>) -> Self {
+        let args = RouterArgs::try_parse_from(command_line).unwrap();
+        Self::start(name, |stop| baton_router::run::run(args, stop))
+    }
+
+    /// Starts a sidecar with this command line.
+    pub fn sidecar(name: &str, command_line: impl IntoIterator<Item = String>) -> Self {
+        let args = VllmArgs::try_parse_from(command_line).unwrap();
+        Self::start(name, |stop| async move {
+            let (config, launch) = baton_sidecar_vllm::attach::plan(&args)?;
+            let engine = VllmEngine::new(config)?;
+            baton_sidecar_core::run::run(engine, args.core, launch, stop).await
+        })
+    }
+
     /// Asks it to stop, as SIGTERM does, without waiting for it.
     pub fn ask_to_stop(&self) {
         self.stop.cancel();
@@ -255,11 +271,9 @@ impl Fleet {
             "5",
         ]
         .map(str::to_owned);
-        let args = RouterArgs::try_parse_from(own.iter().chain(&self.router_flags)).unwrap();
         is_free(address).await;
-        let daemon = Daemon::start(&format!("router-{number}"), |stop| {
-            baton_router::run::run(args, stop)
-        });
+        let flags = own.into_iter().chain(self.router_flags.iter().cloned());
+        let daemon = Daemon::router(&format!("router-{number}"), flags);
         self.routers[number].daemon = Some(daemon);
         listens(address).await;
     }
@@ -311,13 +325,7 @@ impl Fleet {
         ]
         .map(str::to_owned);
         let flags = own.into_iter().chain(engine.sidecar_flags());
-        let args =
-            VllmArgs::try_parse_from(flags.chain(self.sidecar_flags.iter().cloned())).unwrap();
-        Daemon::start(name, |stop| async move {
-            let (config, launch) = baton_sidecar_vllm::attach::plan(&args)?;
-            let engine = VllmEngine::new(config)?;
-            baton_sidecar_core::run::run(engine, args.core, launch, stop).await
-        })
+        Daemon::sidecar(name, flags.chain(self.sidecar_flags.iter().cloned()))
     }
 
     fn position(&self, name: &str) -> usize {
@@ -568,7 +576,7 @@ impl Fleet {
 }
 
 /// Waits until nobody listens any more: what was killed here ends on threads of its own, where a process would be gone.
-async fn is_free(address: SocketAddr) {
+pub async fn is_free(address: SocketAddr) {
     until_some(&format!("{address} to be free"), || async {
         tokio::net::TcpListener::bind(address).await.ok()
     })
@@ -601,7 +609,7 @@ pub async fn view(router: SocketAddr) -> Value {
 }
 
 /// `BATON_TEST_LOG=info` shows what the daemons say.
-fn start_logs() {
+pub(crate) fn start_logs() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         if let Ok(filter) = std::env::var("BATON_TEST_LOG") {

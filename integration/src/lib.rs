@@ -23,6 +23,7 @@ pub mod conformance;
 pub mod demo;
 pub mod direct;
 pub mod emulated;
+pub mod faults;
 pub mod fleet;
 pub mod hostile;
 pub mod kv_scene;

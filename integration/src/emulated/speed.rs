@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// What one step of an engine has to do.
@@ -97,6 +98,7 @@ pub fn random(seed: u64, rank: u32) -> StdRng {
 pub struct Link {
     bytes_per_second: Option<f64>,
     free_at: std::sync::Mutex<Instant>,
+    stalled: watch::Sender<bool>,
 }
 
 impl Link {
@@ -105,11 +107,21 @@ impl Link {
         Self {
             bytes_per_second,
             free_at: std::sync::Mutex::new(Instant::now()),
+            stalled: watch::Sender::new(false),
         }
+    }
+
+    /// Carries nothing any more, as in a partitioned network, or goes on where it stood.
+    pub fn stall(&self, stalled: bool) {
+        self.stalled.send_replace(stalled);
     }
 
     /// Waits as long as these bytes take behind all others.
     pub async fn carry(&self, bytes: usize) {
+        if *self.stalled.borrow() {
+            // Fails only if the sender is gone, which is part of `self`.
+            let _ = self.stalled.subscribe().wait_for(|stalled| !stalled).await;
+        }
         let Some(bandwidth) = self.bytes_per_second else {
             return;
         };

@@ -291,6 +291,13 @@ impl EmulatedVllm {
             .collect()
     }
 
+    /// Does this to every rank, if the engine runs.
+    fn to_ranks(&self, what: impl Fn(&Core)) {
+        let running = self.inner.running.lock().unwrap().clone();
+        let ranks = running.iter().flat_map(|life| &life.ranks);
+        ranks.for_each(|rank| what(&rank.core));
+    }
+
     /// Adds a rule; the first one that fits a request and is not used up counts.
     pub fn script(&self, rule: Rule) {
         self.inner.rules.lock().unwrap().push(rule);
@@ -301,9 +308,7 @@ impl EmulatedVllm {
         self.inner.rules.lock().unwrap().clear();
         *self.inner.http_mode.lock().unwrap() = Http::Normal;
         *self.inner.side_mode.lock().unwrap() = SideChannel::Normal;
-        if self.is_alive() {
-            self.freeze(false);
-        }
+        self.freeze(false);
     }
 
     /// How the HTTP server behaves from now on.
@@ -318,7 +323,17 @@ impl EmulatedVllm {
 
     /// The scheduler stands still, as if stopped by a signal or a hung device, while HTTP and health go on answering.
     pub fn freeze(&self, frozen: bool) {
-        self.cores(|core| core.freeze(frozen));
+        self.to_ranks(|core| core.freeze(frozen));
+    }
+
+    /// Its ranks take no notice of notifications any more, or do again, in this life: what they hold stays held.
+    pub fn deafen(&self, deaf: bool) {
+        self.to_ranks(|core| core.deafen(deaf));
+    }
+
+    /// Its network carries no KV to other engines any more, or does again, in this life.
+    pub fn stall_link(&self, stalled: bool) {
+        self.to_ranks(|core| core.link().stall(stalled));
     }
 
     /// What can go wrong with the events of a rank; `None` if it publishes none.
@@ -378,6 +393,11 @@ impl EmulatedVllm {
         self.inner.seen.lock().unwrap().clone()
     }
 
+    /// The same, which are then forgotten.
+    pub fn take_seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.inner.seen.lock().unwrap())
+    }
+
     /// Those of one leg.
     pub fn seen_of(&self, leg: Leg) -> Vec<Seen> {
         self.seen()
@@ -415,6 +435,11 @@ impl EmulatedVllm {
     /// Requests whose KV it holds for decode.
     pub fn holds(&self) -> usize {
         self.cores(Core::holds).into_iter().sum()
+    }
+
+    /// The same by id, with how many blocks each has.
+    pub fn held(&self) -> Vec<(String, usize)> {
+        self.cores(Core::held).into_iter().flatten().collect()
     }
 
     /// Prompt tokens whose KV it has pulled from other engines, in this life.
