@@ -463,7 +463,17 @@ impl Fleet {
         page(self.sidecar_address(name)).await
     }
 
-    /// A sidecar's count of handoffs that were given up while the engine held their KV.
+    /// Waits until an engine holds nothing for decode, and its sidecar has no ticket left. None of them was stranded.
+    pub async fn gave_back(&self, name: &str) {
+        until(&format!("{name} to have its KV back"), || async {
+            let page = self.sidecar_page(name).await;
+            self.engine(name).holds() == 0 && page.sum("baton_sidecar_tickets", &[]) == 0
+        })
+        .await;
+        assert_eq!(self.stranded(name).await, 0);
+    }
+
+    /// A sidecar's count of handoffs that nobody wanted and that its engine held until their leases ended.
     pub async fn stranded(&self, name: &str) -> i64 {
         self.sidecar_page(name)
             .await
