@@ -408,6 +408,12 @@ impl Fleet {
         self.sidecars[at].daemon.take().expect("the sidecar runs")
     }
 
+    /// A router's process.
+    pub fn router_process(&self, number: usize) -> &Daemon {
+        let daemon = self.routers[number].daemon.as_ref();
+        daemon.expect("the router runs")
+    }
+
     /// Takes a router process out of the fleet's hands.
     pub fn take_router(&mut self, number: usize) -> Daemon {
         self.routers[number].daemon.take().expect("the router runs")
