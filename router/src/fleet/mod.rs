@@ -224,6 +224,7 @@ impl Fleet {
             let holds = member.lapses > now;
             if !holds {
                 tracing::warn!(worker = %id, "worker is gone: its registration was not renewed");
+                member.worker.fell_silent();
             }
             holds
         });

@@ -138,11 +138,7 @@ impl Planning {
 
     /// Whether the request could be served without anybody who failed it or whose breaker is open.
     pub fn has_good_plan(&self, question: &Question<'_>) -> bool {
-        let mut duties = question.duties(self.force);
-        let forced = self.force == Force::Split && question.facts.local.is_none();
-        for duty in &mut duties {
-            duty.local &= !forced;
-        }
+        let duties = question.duties(self.force);
         let workers = question.standings(&duties, Spare::Avoided);
         self.choose(question, &workers, Spare::Avoided).is_ok()
     }
