@@ -42,3 +42,17 @@ impl Link {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn two_transfers_share_a_link() {
+        let link = Link::new(Some(1e6));
+        let started = Instant::now();
+        tokio::join!(link.carry(1_000_000), link.carry(500_000));
+        let took = started.elapsed().as_secs_f64();
+        assert!((1.5..1.6).contains(&took), "{took} s");
+    }
+}
