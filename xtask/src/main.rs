@@ -129,6 +129,8 @@ struct DemoArgs {
 /// A step of the proof, in the order in which they run.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum E2eStep {
+    /// Memory that moves between processes over the engine's own NIXL, peers that die, and emulated engines that use it.
+    Transfer,
     /// What router and sidecar know of a KV cache, through evictions, resets, losses and restarts.
     View,
     /// The OpenAI surface, by the official client.
@@ -150,6 +152,7 @@ enum E2eStep {
 impl E2eStep {
     fn title(self) -> &'static str {
         match self {
+            Self::Transfer => "transfer",
             Self::View => "exact view",
             Self::Surface => "surface",
             Self::Tokens => "tokens",
@@ -173,7 +176,7 @@ struct E2eArgs {
     #[arg(long)]
     smoke: bool,
 
-    /// Run this step alone; repeatable. `view` boots one engine instead of all.
+    /// Run this step alone; repeatable. `view` boots one engine instead of all, `transfer` none.
     #[arg(long, value_enum, value_name = "STEP")]
     only: Vec<E2eStep>,
 
