@@ -307,6 +307,12 @@ impl Fleet {
             "5",
         ]
         .map(str::to_owned);
+        let lingers = self.router_flags.iter().any(|flag| flag == "--linger-s");
+        let linger = ["--linger-s", "0"].map(str::to_owned);
+        let own = own
+            .into_iter()
+            .chain(linger.into_iter().filter(|_| !lingers));
+        let own: Vec<String> = own.collect();
         let args = RouterArgs::try_parse_from(own.iter().chain(&self.router_flags)).unwrap();
         is_free(address).await;
         let daemon = Daemon::start(&format!("router-{number}"), |stop| {

@@ -31,6 +31,7 @@ pub mod panics;
 pub mod ports;
 pub mod replay;
 pub mod routing;
+pub mod steady;
 pub mod telemetry;
 pub mod view_probe;
 pub mod wait;

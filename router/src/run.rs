@@ -29,9 +29,25 @@ pub async fn run(args: RouterArgs, stop: CancellationToken) -> Result<(), Exit> 
     tracing::info!(listen = %args.listen, force = ?args.force, "router started");
     let router = Router::new(args, token, metrics);
     let sweeper = tokio::spawn(sweep(Arc::clone(&router)));
-    serve(listener, limits, Arc::new(Front { router, registry }), stop).await;
+    let closed = CancellationToken::new();
+    let lingering = linger(Arc::clone(&router), stop, closed.clone());
+    let serving = serve(
+        listener,
+        limits,
+        Arc::new(Front { router, registry }),
+        closed,
+    );
+    tokio::join!(lingering, serving);
     sweeper.abort();
     Ok(())
+}
+
+/// A router that is asked to stop first says so, and lets requests in until whoever sends them has heard it.
+async fn linger(router: Arc<Router>, stop: CancellationToken, closed: CancellationToken) {
+    stop.cancelled().await;
+    router.draining.cancel();
+    tokio::time::sleep(router.args.linger()).await;
+    closed.cancel();
 }
 
 async fn sweep(router: Arc<Router>) {
