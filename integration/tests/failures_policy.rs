@@ -1,0 +1,157 @@
+//! What a fleet does about failures that go on: it retries a bounded share, and it trusts nothing that it cannot prove.
+
+use std::time::Duration;
+
+use baton_integration::ask::completion;
+use baton_integration::emulated::vllm::script::{Fault, Gate, Leg, Rule};
+use baton_integration::emulated::vllm::{Config, EngineId};
+use baton_integration::fleet::Setup;
+use baton_integration::{client, wait};
+use tokio::task::JoinSet;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_fails_is_given_a_bounded_share_of_retries() {
+    const REQUESTS: usize = 400;
+    let setup = Setup::new().plain("a").plain("b");
+    let fleet = setup.router(&["--retry-percent", "0"]).start().await;
+    for name in ["a", "b"] {
+        let fails = Fault::Status(500, "{}".to_owned());
+        fleet.engine(name).script(Rule::any().always().fault(fails));
+    }
+    let mut clients = JoinSet::new();
+    for _ in 0..8 {
+        let (address, ask) = (fleet.address(), completion(false));
+        clients.spawn(async move {
+            for _ in 0..REQUESTS / 8 {
+                let headers = [("content-type", "application/json")];
+                let answer = client::call(address, "POST", ask.path, &headers, &ask.body).await;
+                answer.refused(502);
+            }
+        });
+    }
+    while let Some(done) = clients.join_next().await {
+        done.unwrap();
+    }
+    let asked = fleet.engine("a").seen().len() + fleet.engine("b").seen().len();
+    assert_eq!(asked, REQUESTS + 256, "one attempt each, and the reserve");
+    let page = fleet.router_page().await;
+    let retries = |granted| page.sum("baton_router_retries_total", &[("granted", granted)]);
+    assert_eq!(retries("yes"), 256);
+    assert!(retries("no") > 0);
+    fleet.finish().await;
+}
+
+/// With `kv_load_failure_policy: recompute` decode answers right although it never got the KV. That is not told by its
+/// answer, so it is believed only if the prefill engine says that it held the KV all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_decode_computed_after_a_failed_load_is_settled_as_any_other() {
+    let recomputing = Config {
+        recompute_failed_loads: true,
+        ..Config::new(Some("kv_consumer"))
+    };
+    let setup = Setup::new().prefill("p0").worker("d0", recomputing);
+    let fleet = setup.router(&["--force", "split"]).start().await;
+    for stream in [false, true] {
+        let (ask, gate) = (completion(stream), Gate::new());
+        let withheld = async || {
+            let page = fleet.router_page().await;
+            page.sum("baton_router_unsettled_total", &[])
+        };
+        let before = withheld().await;
+        fleet.engine("d0").script(Rule::on(Leg::Decode).gate(&gate));
+        let exchange = fleet.begin(ask.path, &ask.body).await;
+        gate.reached(1).await;
+        // The KV is gone, and so is the name under which decode would ask for it.
+        fleet.engine("p0").restart(EngineId::New).await;
+        gate.open();
+        assert_eq!(exchange.finish().await.served().generated(), ask.text);
+        let first = fleet.engine("d0").seen_of(Leg::Decode)[0].answer();
+        assert_eq!(first.generated(), ask.text, "decode computed it itself");
+        assert_eq!(withheld().await, before + 1, "of another life: not settled");
+        fleet.all_ready().await;
+        wait::until("the new life to be known", || async {
+            fleet.worker_view("p0").await["incarnation"] == fleet.engine("p0").agent()
+        })
+        .await;
+    }
+    fleet.finish().await;
+}
+
+/// A router's legs that wait to be admitted go with it, and its tickets end.
+#[tokio::test(flavor = "multi_thread")]
+async fn legs_of_a_router_that_dies_never_reach_an_engine() {
+    let short = |role| Config {
+        lease: Duration::from_secs(2),
+        ..Config::new(Some(role))
+    };
+    for (name, leg) in [("p0", Leg::Prefill), ("d0", Leg::Decode)] {
+        let setup = Setup::new()
+            .worker("p0", short("kv_producer"))
+            .worker("d0", short("kv_consumer"));
+        let mut fleet = setup
+            .router(&["--force", "split"])
+            .sidecars(&["--max-concurrency", "1"])
+            .start()
+            .await;
+        let gate = Gate::new();
+        let occupied = Rule::on(Leg::Local).about("occupied").gate(&gate);
+        fleet.engine(name).script(occupied);
+        let sidecar = fleet.sidecar_address(name);
+        let other = tokio::spawn(async move {
+            let body = r#"{"model":"tiny","prompt":"occupied","max_tokens":2}"#;
+            baton_integration::direct::generate(sidecar, body).await
+        });
+        gate.reached(1).await;
+        let queued = async |fleet: &baton_integration::fleet::Fleet, legs| {
+            wait::until("a leg to wait, or not", || async {
+                let page = fleet.sidecar_page(name).await;
+                page.sum("baton_sidecar_queued", &[]) == legs
+            })
+            .await;
+        };
+        let ask = completion(true);
+        let _exchange = fleet.begin(ask.path, &ask.body).await;
+        queued(&fleet, 1).await;
+        fleet.take_router(0).kill();
+        queued(&fleet, 0).await;
+        gate.open();
+        other.await.unwrap().served();
+        wait::until("its ticket to end", || async {
+            let page = fleet.sidecar_page("p0").await;
+            page.sum("baton_sidecar_tickets", &[]) == 0 && fleet.engine("p0").holds() == 0
+        })
+        .await;
+        assert!(fleet.engine(name).seen_of(leg).is_empty());
+        fleet.start_router(0).await;
+        fleet.all_ready().await;
+        fleet.finish().await;
+    }
+}
+
+/// What a sidecar that died held for nobody ends with the engine's lease; its successor serves on.
+#[tokio::test(flavor = "multi_thread")]
+async fn kv_of_a_sidecar_that_died_ends_with_the_lease() {
+    let short = |role| Config {
+        lease: Duration::from_secs(2),
+        ..Config::new(Some(role))
+    };
+    let setup = Setup::new()
+        .worker("p0", short("kv_producer"))
+        .worker("d0", short("kv_consumer"));
+    let mut fleet = setup.router(&["--force", "split"]).start().await;
+    let (ask, gate) = (completion(true), Gate::new());
+    fleet.engine("d0").script(Rule::on(Leg::Decode).gate(&gate));
+    let exchange = fleet.begin(ask.path, &ask.body).await;
+    gate.reached(1).await;
+    fleet.take_sidecar("p0").kill();
+    exchange.vanish();
+    fleet.start_sidecar("p0").await;
+    wait::until("the lease to end", || async {
+        fleet.engine("p0").holds() == 0
+    })
+    .await;
+    fleet.all_ready().await;
+    let answer = fleet.post(ask.path, &ask.body).await;
+    assert_eq!(answer.served().generated(), ask.text);
+    fleet.finish().await;
+}
