@@ -33,6 +33,7 @@ pub mod panics;
 pub mod ports;
 pub mod replay;
 pub mod routing;
+pub mod steady;
 pub mod telemetry;
 pub mod transfer_peer;
 pub mod view_probe;

@@ -37,12 +37,28 @@ pub async fn run(args: RouterArgs, stop: CancellationToken) -> Result<(), Exit> 
             router.calls.clone(),
         ))
     });
-    serve(listener, limits, Arc::new(Front { router, registry }), stop).await;
+    let closed = CancellationToken::new();
+    let lingering = linger(Arc::clone(&router), stop, closed.clone());
+    let serving = serve(
+        listener,
+        limits,
+        Arc::new(Front { router, registry }),
+        closed,
+    );
+    tokio::join!(lingering, serving);
     sweeper.abort();
     if let Some(links) = links {
         links.abort();
     }
     Ok(())
+}
+
+/// A router that is asked to stop first says so, and lets requests in until whoever sends them has heard it.
+async fn linger(router: Arc<Router>, stop: CancellationToken, closed: CancellationToken) {
+    stop.cancelled().await;
+    router.draining.cancel();
+    tokio::time::sleep(router.args.linger()).await;
+    closed.cancel();
 }
 
 async fn sweep(router: Arc<Router>) {

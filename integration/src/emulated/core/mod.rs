@@ -10,6 +10,7 @@ mod sequence;
 mod state;
 mod step;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
