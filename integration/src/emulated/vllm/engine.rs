@@ -484,6 +484,12 @@ impl EmulatedVllm {
         self.life().engine_id.clone()
     }
 
+    /// The same while it runs.
+    pub fn running_engine_id(&self) -> Option<String> {
+        let running = self.inner.running.lock().unwrap();
+        running.as_ref().map(|life| life.engine_id.clone())
+    }
+
     /// What ended its scheduler, in words. Baton never sends such a body.
     pub fn died_of(&self) -> Vec<String> {
         self.inner.died_of.lock().unwrap().clone()
