@@ -84,18 +84,19 @@ async fn both_legs_leave_an_engine_that_stands_still() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_stands_still_is_waited_for_where_nobody_else_could_serve() {
-    let fleet = Setup::split()
+    let fleet = Setup::new()
+        .plain("a")
         .sidecars(&["--progress-floor-s", "1"])
         .start()
         .await;
     let ask = completion(false);
-    fleet.engine("p0").freeze(true);
+    fleet.engine("a").freeze(true);
     let exchange = fleet.begin(ask.path, &ask.body).await;
-    fleet.worker_is("p0", "suspect").await;
-    fleet.engine("p0").freeze(false);
+    fleet.worker_is("a", "suspect").await;
+    fleet.engine("a").freeze(false);
     assert_eq!(exchange.finish().await.served().generated(), ask.text);
-    fleet.engine("p0").only(Leg::Prefill);
-    fleet.worker_is("p0", "ready").await;
+    fleet.engine("a").only(Leg::Local);
+    fleet.worker_is("a", "ready").await;
     fleet.finish().await;
 }
 

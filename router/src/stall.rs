@@ -1,4 +1,5 @@
-//! A leg at an engine that stands still is not waited for while another worker could serve its request.
+//! A leg at an engine that stands still, or behind a sidecar that fell silent, is not waited for while another worker could
+//! serve its request.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use crate::fleet::Worker;
 use crate::planner::Lessons;
 use crate::serve::{Attempt, Planned};
 
-/// Waits for what a worker answers to a leg. When the worker's engine turns out to make no progress, and there are others,
-/// the leg is given up; it ends in the engine because its connection does.
+/// Waits for what a worker answers to a leg. When the worker turns out to stand still, and there are others, the leg is
+/// given up; it ends in the engine because its connection does.
 pub async fn unless_stalled<T>(
     attempt: &Attempt<'_>,
     planned: &Planned,
@@ -46,6 +47,6 @@ fn others_could(attempt: &Attempt<'_>, planned: &Planned, worker: &Worker) -> bo
 }
 
 fn stalled(worker: &Worker, stage: Stage) -> Error {
-    let message = format!("the engine of {} makes no progress", worker.id());
-    Error::new(ErrorKind::Timeout, Source::Engine, stage, message).retry(Retry::AfterCancel)
+    let message = format!("{} makes no progress", worker.id());
+    Error::new(ErrorKind::Timeout, Source::Sidecar, stage, message).retry(Retry::AfterCancel)
 }

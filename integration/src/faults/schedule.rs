@@ -18,6 +18,9 @@ pub const WORKERS: usize = 3;
 /// Routers.
 pub const ROUTERS: usize = 2;
 
+/// In the last tenth of a phase only KV events are lost, so that what comes of it is still there when the phase is looked at.
+const LAST_LOSS: usize = 10;
+
 /// Requests between two faults of a lane.
 const SPACING: std::ops::Range<usize> = 20..80;
 
@@ -108,7 +111,7 @@ impl Lane {
         ];
         match self {
             Self::Prefill => [&workers[..], &[Kind::StallLink]].concat(),
-            Self::Decode => [&workers[..], &[Kind::Swap { prefill: 0 }; 2]].concat(),
+            Self::Decode => [&workers[..], &[Kind::Swap { prefill: 0 }; 3]].concat(),
             Self::Router => vec![Kind::KillRouter, Kind::StopRouter],
         }
     }
@@ -135,7 +138,8 @@ fn faults(lane: Lane, requests: usize, random: &mut StdRng) -> Vec<Fault> {
     let mut deck = Vec::new();
     let rarer = if lane == Lane::Router { 5 } else { 1 };
     let mut after = random.random_range(SPACING);
-    while after < requests {
+    let loss = requests - requests / LAST_LOSS;
+    while after < loss {
         if deck.is_empty() {
             deck = lane.deck();
             deck.shuffle(random);
@@ -152,6 +156,14 @@ fn faults(lane: Lane, requests: usize, random: &mut StdRng) -> Vec<Fault> {
         });
         after += rarer * random.random_range(SPACING);
     }
+    if lane != Lane::Router {
+        faults.extend((0..WORKERS).map(|target| Fault {
+            after: loss,
+            target,
+            kind: Kind::LoseEvents,
+            lasts: Duration::ZERO,
+        }));
+    }
     faults
 }
 
@@ -161,7 +173,8 @@ fn milliseconds(kind: Kind, random: &mut StdRng) -> u64 {
     match kind {
         Kind::CutSidecar | Kind::CutEngine | Kind::LoseEvents => 50,
         Kind::DrainWorker | Kind::StopRouter | Kind::KillRouter => random.random_range(20..300),
-        Kind::Swap { .. } => random.random_range(200..500),
+        // The decode worker has to be back at the routers first.
+        Kind::Swap { .. } => random.random_range(1_800..3_000),
         Kind::KillEngine { .. } | Kind::KillSidecar | Kind::SlowEngine => {
             random.random_range(50..1_500)
         }

@@ -54,6 +54,9 @@ impl Session {
                         told.state = WorkerState::Suspect;
                         told.ranks = ranks;
                     });
+                    if error.kind == ErrorKind::Timeout {
+                        self.worker.fell_silent();
+                    }
                 }
                 Ended::Unfit(reason) => {
                     tracing::warn!(worker = %self.worker.id(), %reason, "view is built anew");

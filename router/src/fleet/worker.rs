@@ -104,7 +104,7 @@ pub struct Worker {
     address: Uri,
     told: ArcSwap<Told>,
     breaker: Breaker,
-    /// How often it stalled, for requests that wait for it.
+    /// How often it stalled or fell silent, for requests that wait for it.
     stalls: watch::Sender<u32>,
     quarantine_told: AtomicU64,
     view: Mutex<KvView>,
@@ -235,7 +235,12 @@ impl Worker {
         }
     }
 
-    /// How often it has stalled, and every change of it.
+    /// Its sidecar says nothing any more: whatever it was given may wait for ever.
+    pub(super) fn fell_silent(&self) {
+        self.stalls.send_modify(|stalls| *stalls += 1);
+    }
+
+    /// How often it has stalled or fallen silent, and every change of it.
     pub fn stalls(&self) -> watch::Receiver<u32> {
         self.stalls.subscribe()
     }

@@ -180,12 +180,19 @@ async fn ask(
 
 /// What is learnt from a failure of the decode leg.
 fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Error) {
+    let fleet = &attempt.router.fleet;
+    let prefilled_in = &held.ticket.incarnation;
     match (error.kind, decode.incarnation()) {
-        (ErrorKind::Incompatible, Some(life)) => {
-            attempt
-                .router
-                .fleet
-                .pair_broken(&held.ticket.incarnation, &life);
+        (ErrorKind::Incompatible, Some(life)) => fleet.pair_broken(prefilled_in, &life),
+        // The engine has failed the leg: it, or the one that holds the KV, or the way between them.
+        (ErrorKind::EngineFailed, Some(life)) => {
+            let blame = fleet.pair_suspected(prefilled_in, &life);
+            if blame.prefill {
+                held.worker.failed();
+            }
+            if blame.decode {
+                decode.failed();
+            }
         }
         _ => decode.failed(),
     }
@@ -240,6 +247,9 @@ async fn commit(
         }
         held.release.now().await;
         return Err(error.retry(Retry::AfterCancel));
+    }
+    if let Some(life) = decode.incarnation() {
+        router.fleet.pair_proven(&held.ticket.incarnation, &life);
     }
     let bytes = held.ticket.bytes;
     held.release.disarm();
