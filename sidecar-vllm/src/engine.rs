@@ -211,7 +211,7 @@ impl VllmEngine {
     }
 
     /// Sends a message to each of the engine's tensor-parallel ranks.
-    async fn tell(&self, tp_size: u32, message: &Notification) -> Result<(), Error> {
+    async fn tell(&self, tp_size: u32, message: Notification) -> Result<(), Error> {
         let transfer = self.transfer()?;
         let ranks = TpRank::all(tp_size)
             .ok_or_else(|| unusable(&format!("it says it has {tp_size} ranks")))?;
@@ -219,7 +219,19 @@ impl VllmEngine {
         for rank in ranks {
             handshakes.push(transfer.side_channel.handshake_of(rank).await?);
         }
-        transfer.notifier.tell(&handshakes, message).await
+        transfer.notifier.tell(handshakes, message).await
+    }
+
+    /// Gets ready to tell a new life of the engine what becomes of KV that it holds for others.
+    fn prepare(&self, role: Role, handshake: Option<&Arc<Handshake>>) {
+        let (Some(transfer), Some(handshake)) = (&self.transfer, handshake) else {
+            return;
+        };
+        let known = self.last().and_then(|seen| seen.handshake.clone());
+        let met = known.is_some_and(|known| known.incarnation == handshake.incarnation);
+        if role.prefills() && !met {
+            transfer.notifier.prepare(vec![Arc::clone(handshake)]);
+        }
     }
 
     async fn shake_hands(&self, page: &MetricsPage<'_>) -> Result<Option<Arc<Handshake>>, Error> {
@@ -347,6 +359,7 @@ impl Engine for VllmEngine {
             }
             None => start_of(&page)?,
         };
+        self.prepare(role, handshake.as_ref());
         info.ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let blocks = info.capacity.first().map(|tier| tier.blocks);
         let events = self.event_sources(info.ranks).await;
@@ -390,7 +403,7 @@ impl Engine for VllmEngine {
 
     async fn give_back(&self, held: &TransferMetadata) -> Result<(), Error> {
         let held = HeldAs::parse(held.as_bytes()).map_err(|bad| unusable(&bad))?;
-        self.tell(held.tp_size, &Notification::fetched(&held)).await
+        self.tell(held.tp_size, Notification::fetched(&held)).await
     }
 
     async fn keep(&self, held: &[TransferMetadata]) -> Result<Duration, Error> {
@@ -399,7 +412,7 @@ impl Engine for VllmEngine {
             .collect::<Result<_, _>>()
             .map_err(|bad| unusable(&bad))?;
         let ranks = held.iter().map(|held| held.tp_size).max().unwrap_or(1);
-        self.tell(ranks, &Notification::wanted(&held)).await?;
+        self.tell(ranks, Notification::wanted(&held)).await?;
         let lease = self.transfer().map(|transfer| transfer.config.lease)?;
         Ok(lease.mul_f64(CAUTION * EXTENSION))
     }

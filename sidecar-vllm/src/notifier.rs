@@ -1,6 +1,8 @@
 //! Tells an engine what its decode peers would tell it, over NIXL: that KV was fetched, or that it is still wanted.
 //!
 //! An agent of ours lives as long as the life of the engine that it has met; one that lost its peer is of no use any more.
+//! To make one takes a second, and several on a busy machine, which is more than whoever has something to tell can wait
+//! for. So an engine is met before there is anything to tell it, and what was begun goes on when its caller gives up.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,7 +32,10 @@ pub struct NixlConfig {
 
 /// Speaks to one engine.
 #[derive(Debug)]
-pub struct Notifier {
+pub struct Notifier(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     config: NixlConfig,
     met: Mutex<Option<Met>>,
 }
@@ -46,15 +51,36 @@ impl Notifier {
     /// One that has met nobody.
     pub fn new(config: NixlConfig) -> Self {
         let met = Mutex::default();
-        Self { config, met }
+        Self(Arc::new(Inner { config, met }))
     }
 
-    /// Sends a message to each rank of an engine.
+    /// Meets an engine. It is not waited for; that it went wrong shows when there is something to tell.
+    pub fn prepare(&self, ranks: Vec<Arc<Handshake>>) {
+        let inner = Arc::clone(&self.0);
+        tokio::spawn(async move {
+            let mut met = inner.met.lock().await;
+            if let Err(error) = inner.meet(&mut met, &ranks).await {
+                tracing::warn!(%error, "KV that nobody fetches cannot be given back");
+            }
+        });
+    }
+
+    /// Sends a message to each rank of an engine. The message may still be sent after a caller has given up.
     pub async fn tell(
         &self,
-        ranks: &[Arc<Handshake>],
-        message: &Notification,
+        ranks: Vec<Arc<Handshake>>,
+        message: Notification,
     ) -> Result<(), Error> {
+        let inner = Arc::clone(&self.0);
+        let telling = tokio::spawn(async move { inner.tell(&ranks, &message).await });
+        telling
+            .await
+            .unwrap_or_else(|died| Err(unable(&died.to_string())))
+    }
+}
+
+impl Inner {
+    async fn tell(&self, ranks: &[Arc<Handshake>], message: &Notification) -> Result<(), Error> {
         let mut met = self.met.lock().await;
         let told = async {
             let Met { agent, peers, .. } = self.meet(&mut met, ranks).await?;
@@ -107,10 +133,7 @@ impl Notifier {
     pub async fn start(&self, kind: Kind) -> Result<Agent, Error> {
         let fabric = match kind {
             Kind::Loopback => Fabric::loopback(),
-            Kind::Nixl => {
-                let library = self.library()?;
-                Fabric::nixl(&library).map_err(|why| unable(&why.to_string()))?
-            }
+            Kind::Nixl => load(self.config.clone()).await?,
         };
         let mut config = AgentConfig::new(format!("baton-{}", baton_daemon::fresh::hex_id()));
         config.devices.clone_from(&self.config.devices);
@@ -118,15 +141,27 @@ impl Notifier {
             .await
             .map_err(|error| failed(&error))
     }
+}
 
+/// Loads NIXL. Many processes are looked at for it, and much is read from the disk.
+async fn load(config: NixlConfig) -> Result<Fabric, Error> {
+    let loading = tokio::task::spawn_blocking(move || {
+        let library = config.find()?;
+        Fabric::nixl(&library).map_err(|why| unable(&why.to_string()))
+    });
+    loading
+        .await
+        .unwrap_or_else(|died| Err(unable(&died.to_string())))
+}
+
+impl NixlConfig {
     /// NIXL's library: the one that was named, or the one that the engine has.
-    pub fn library(&self) -> Result<Library, Error> {
-        let NixlConfig { library, near, .. } = &self.config;
+    fn find(&self) -> Result<Library, Error> {
         let near: Vec<PathBuf> = mapped::folders("libnixl.so")
             .into_iter()
-            .chain(near.iter().cloned())
+            .chain(self.near.iter().cloned())
             .collect();
-        Library::find(library.as_deref(), &near).map_err(|why| unable(&why.to_string()))
+        Library::find(self.library.as_deref(), &near).map_err(|why| unable(&why.to_string()))
     }
 }
 
