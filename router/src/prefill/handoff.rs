@@ -16,6 +16,7 @@ use super::Waste;
 use super::execution::Held;
 use crate::calls::{FrameStream, LegAnswer};
 use crate::fleet::{Reservation, Worker};
+use crate::recovery::is_its_fault;
 use crate::serve::{Attempt, NO_LESSONS, Planned, fresh_id};
 use crate::stall::unless_stalled;
 
@@ -177,7 +178,8 @@ fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Err
                 .fleet
                 .pair_broken(&held.ticket.incarnation, &life);
         }
-        _ => decode.failed(),
+        _ if is_its_fault(error) => decode.failed(),
+        _ => {}
     }
 }
 
