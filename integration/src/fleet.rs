@@ -323,6 +323,12 @@ impl Fleet {
             "5",
         ]
         .map(str::to_owned);
+        let lingers = self.router_flags.iter().any(|flag| flag == "--linger-s");
+        let linger = ["--linger-s", "0"].map(str::to_owned);
+        let own = own
+            .into_iter()
+            .chain(linger.into_iter().filter(|_| !lingers));
+        let own: Vec<String> = own.collect();
         is_free(address).await;
         let flags = own.into_iter().chain(self.router_flags.iter().cloned());
         let daemon = Daemon::router(&format!("router-{number}"), flags);

@@ -32,6 +32,10 @@ pub mod path {
     pub const MODEL_FILES: &str = "/baton/v1/model/files";
     /// POST: the tokens that the engine makes of a client's request, whose body this is ([`crate::model::Tokens`]).
     pub const TOKENIZE: &str = "/baton/v1/model/tokenize";
+    /// GET: memory to measure the way to this host with ([`crate::link::LinkOffer`]).
+    pub const LINK: &str = "/baton/v1/link";
+    /// POST: measure the way from another host ([`crate::link::MeasureLink`]).
+    pub const MEASURE_LINK: &str = "/baton/v1/link/measure";
     /// POST on a router: registration of a sidecar.
     pub const REGISTER: &str = "/baton/v1/register";
 }

@@ -19,6 +19,7 @@ pub mod frame;
 pub mod hash;
 pub mod id;
 pub mod json;
+pub mod link;
 pub mod load;
 pub mod model;
 pub mod request;

@@ -27,7 +27,8 @@ pub fn live() -> Response<Body> {
     daemon_http::json(StatusCode::OK, &json!({"alive": true}))
 }
 
-/// Whether a request could be served now: some worker is ready, and under `--force split` some pair.
+/// Whether a request should be sent here now: some worker is ready, under `--force split` some pair, and the router was not
+/// asked to stop.
 pub fn ready(router: &Router) -> Response<Body> {
     let snapshot = router.fleet.snapshot();
     let ready = ready_workers(&snapshot);
@@ -37,6 +38,8 @@ pub fn ready(router: &Router) -> Response<Body> {
     } else {
         !ready.is_empty()
     };
+    let draining = router.draining.is_cancelled();
+    let serves = serves && !draining;
     let status = if serves {
         StatusCode::OK
     } else {
@@ -46,6 +49,7 @@ pub fn ready(router: &Router) -> Response<Body> {
         status,
         &json!({
             "ready": serves,
+            "draining": draining,
             "workers_ready": ready.len(),
             "pairs": pairs,
             "suspicions": suspicions(&snapshot),

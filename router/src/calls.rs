@@ -9,6 +9,7 @@ use baton_daemon::http::{
 use baton_daemon::trace::TraceContext;
 use baton_proto::call::{CONTENT_TYPE, Claim, path};
 use baton_proto::frame::{self, Envelope, FrameReader};
+use baton_proto::link::{LinkMeasured, MeasureLink};
 use baton_proto::model::{ModelFiles, Tokens};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::Ticket;
@@ -35,6 +36,9 @@ const FILES_TIME: Duration = Duration::from_secs(60);
 /// Largest list of tokens, and longest time to get it.
 const MOST_TOKENS: usize = 32 << 20;
 const TOKENIZE_TIME: Duration = Duration::from_secs(10);
+
+/// Longest that the measurement of a link may take.
+const MEASURE_TIME: Duration = Duration::from_secs(60);
 
 /// Longest wait for a cancellation before the next attempt starts all the same.
 const CANCEL: Duration = Duration::from_millis(500);
@@ -127,6 +131,14 @@ impl Calls {
         let request = built(request.body(full(body)), Stage::Fleet)?;
         let tokens: Tokens = self.whole(request, MOST_TOKENS, TOKENIZE_TIME).await?;
         Ok(tokens.tokens)
+    }
+
+    /// Has the way between two workers' hosts measured.
+    pub async fn measure_link(&self, from: &Worker, to: &Worker) -> Result<LinkMeasured, Error> {
+        let wanted = frame::to_bytes(&MeasureLink { from: from.url("") });
+        let request = self.request(Method::POST, &to.url(path::MEASURE_LINK), Stage::Fleet)?;
+        let request = built(request.body(full(wanted)), Stage::Fleet)?;
+        self.whole(request, frame::MAX_FRAME, MEASURE_TIME).await
     }
 
     /// A small question's whole answer.

@@ -4,6 +4,7 @@
 //! have seen is cancelled there first and tried once more under new ids, for a request that ends engines must not end
 //! them all; a split that failed twice becomes local.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -361,7 +362,7 @@ async fn local(
         uncached_tokens: Some(work.tokens),
     };
     let time = attempt.time_left();
-    let leg = attempt.router.calls.leg(
+    let leg = pin!(attempt.router.calls.leg(
         worker,
         path::GENERATE,
         call,
@@ -369,7 +370,7 @@ async fn local(
         attempt.trace,
         time,
         Stage::Generate,
-    );
+    ));
     match unless_stalled(attempt, planned, worker, Stage::Generate, leg).await {
         Ok(answer) => {
             worker.served();

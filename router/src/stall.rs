@@ -1,7 +1,7 @@
 //! A leg at an engine that stands still, or behind a sidecar that fell silent, is not waited for while another worker could
 //! serve its request.
 
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
@@ -17,9 +17,8 @@ pub async fn unless_stalled<T>(
     planned: &Planned,
     worker: &Arc<Worker>,
     stage: Stage,
-    leg: impl Future<Output = Result<T, Error>>,
+    mut leg: Pin<&mut impl Future<Output = Result<T, Error>>>,
 ) -> Result<T, Error> {
-    let mut leg = pin!(leg);
     let mut stalls = worker.stalls();
     loop {
         tokio::select! {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use baton_proto::request::ClientRequest;
 use baton_proto::token::{FleetToken, Secret};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::args::RouterArgs;
 use crate::budget::RetryBudget;
@@ -33,6 +34,8 @@ pub struct Router {
     pub retries: RetryBudget,
     /// What is counted.
     pub metrics: Metrics,
+    /// Cancelled when it was asked to stop.
+    pub draining: CancellationToken,
     /// Who may enter.
     pub places: Arc<Semaphore>,
 }
@@ -47,6 +50,7 @@ impl Router {
         Arc::new(Self {
             fleet: Fleet::new(calls.clone(), metrics.clone(), planner, ttl),
             planning,
+            draining: CancellationToken::new(),
             places: Arc::new(Semaphore::new(args.max_requests)),
             api_keys: args.api_key.iter().map(|key| Secret::new(key)).collect(),
             calls,

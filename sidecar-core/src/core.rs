@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::args::CoreArgs;
 use crate::engine::{Attached, Engine, Following};
 use crate::ledger::Ledger;
+use crate::link::Links;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
 use crate::relay::admission::Admission;
@@ -53,6 +54,8 @@ pub struct Core<E> {
     pub ledger: Ledger,
     /// Handoffs this engine has used.
     pub used: UsedTickets,
+    /// Its end of links to other hosts.
+    pub(crate) links: Links,
     /// Routers that are there.
     pub routers: Routers,
     /// What its KV cache holds.
@@ -113,6 +116,7 @@ impl<E: Engine> Core<E> {
             client: Client::new(limits),
             ledger: Ledger::new(token.clone(), metrics.tickets.clone()),
             used: UsedTickets::default(),
+            links: Links::default(),
             routers: Routers::default(),
             view: KvView::new(metrics.view.clone(), recorder),
             admission: Admission::new(args.max_concurrency, args.max_queue, metrics.queued.clone()),

@@ -11,6 +11,7 @@ use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::WorkerInfo;
 use baton_proto::{Error, Incarnation, RequestId};
+use baton_transfer::Agent;
 use http::HeaderValue;
 
 use crate::view::Feed;
@@ -145,6 +146,9 @@ pub trait Engine: Send + Sync + 'static {
     /// Follows the KV events of the engine's present life into `feed`, until the guard is dropped. Called once for each
     /// life, after [`Engine::attach`]; nothing for an engine that tells none.
     fn follow(&self, feed: &Feed) -> Option<Following>;
+
+    /// An agent of our own on the fabric over which the engine moves KV, to measure links with.
+    fn agent(&self) -> impl Future<Output = Result<Agent, Error>> + Send;
 
     /// Has the engine forget its KV cache, but for what requests use.
     fn reset_cache(&self) -> impl Future<Output = Result<(), Error>> + Send;

@@ -14,6 +14,7 @@ mod giveback;
 mod labels;
 pub mod launch;
 pub mod ledger;
+mod link;
 pub mod membership;
 pub mod metrics;
 pub mod mirror;

@@ -60,6 +60,8 @@ pub struct TicketMetrics {
     ends: Family<EndLabel, Counter>,
     /// Handoffs that nobody wanted and whose KV the engine held until its lease ended.
     pub stranded: Counter,
+    /// Leases that were extended.
+    pub extended: Counter,
 }
 
 impl TicketMetrics {
@@ -237,6 +239,11 @@ impl Metrics {
             "tickets_stranded",
             "Handoffs that nobody wanted and whose KV the engine held until its lease ended",
             tickets.stranded.clone(),
+        );
+        families.register(
+            "leases_extended",
+            "Times that the lease of a handoff was extended",
+            tickets.extended.clone(),
         );
         families.register(
             "in_flight",

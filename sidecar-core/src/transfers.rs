@@ -140,7 +140,7 @@ impl Transfers {
     }
 }
 
-fn by_what(bytes: u64, before: &Carried, now: &Carried) -> Transport {
+pub(crate) fn by_what(bytes: u64, before: &Carried, now: &Carried) -> Transport {
     let enough = |carried: u64| to_f64(carried) >= to_f64(bytes) * SHARE;
     let rdma = now
         .rdma

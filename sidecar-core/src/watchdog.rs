@@ -50,6 +50,7 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
         if tick % 60 == 59 {
             core.used.sweep();
             core.routers.sweep();
+            core.links.sweep();
         }
         if core.incarnation().is_some() {
             relearn.look(&core).await;

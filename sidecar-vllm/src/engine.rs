@@ -16,6 +16,7 @@ use baton_sidecar_core::engine::{
     Attached, Engine, EngineLoad, Following, Leg, Moved, Prefilled, Verdict,
 };
 use baton_sidecar_core::view::Feed;
+use baton_transfer::{Agent, Kind};
 use http::HeaderValue;
 
 use crate::attach::{EngineConfig, TransferConfig};
@@ -414,6 +415,17 @@ impl Engine for VllmEngine {
         self.tell(ranks, Notification::wanted(&held)).await?;
         let lease = self.transfer().map(|transfer| transfer.config.lease)?;
         Ok(lease.mul_f64(CAUTION * EXTENSION))
+    }
+
+    async fn agent(&self) -> Result<Agent, Error> {
+        let handshake = self.last().and_then(|seen| seen.handshake.clone());
+        let handshake = handshake.ok_or_else(|| incompatible("the engine has no connector"))?;
+        match handshake.agent.kind() {
+            Kind::Nixl => self.transfer()?.notifier.start(Kind::Nixl).await,
+            Kind::Loopback => Err(unusable(
+                "an emulated engine's link is not its host's: it is not measured",
+            )),
+        }
     }
 
     async fn reset_cache(&self) -> Result<(), Error> {

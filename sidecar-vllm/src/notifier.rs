@@ -129,7 +129,8 @@ impl Inner {
         Ok(met.insert(now))
     }
 
-    async fn start(&self, kind: Kind) -> Result<Agent, Error> {
+    /// Starts an agent of our own.
+    pub async fn start(&self, kind: Kind) -> Result<Agent, Error> {
         let fabric = match kind {
             Kind::Loopback => Fabric::loopback(),
             Kind::Nixl => load(self.config.clone()).await?,

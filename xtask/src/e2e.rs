@@ -54,8 +54,34 @@ pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
     }
     system::ensure_present(&[Need::Libclang, Need::Ip, Need::Namespaces], missing)?;
     vllm::install(missing)?;
+    if args.only.is_empty() || args.only.contains(&E2eStep::Transfer) {
+        transfer(&vllm::installed()?)?;
+    }
+    if args.only == [E2eStep::Transfer] {
+        return Ok(());
+    }
     workspace::build_release()?;
     namespace::enter()
+}
+
+/// The tests that need NIXL, over the library that the engine brought. They start processes of their own and no engine, and
+/// need cargo, so they run outside of the namespaces.
+fn transfer(engine: &vllm::Installation) -> Result<()> {
+    workspace::run(
+        workspace::cargo()
+            .args(["test", "--locked", "--package", "baton-transfer"])
+            .args(["--package", "baton-integration"])
+            .args([
+                "--test",
+                "agents",
+                "--test",
+                "transfer",
+                "--test",
+                "outside_agent",
+            ])
+            .args(["nixl", "--", "--ignored"])
+            .env("BATON_NIXL_LIB", engine.venv()),
+    )
 }
 
 fn run_inside(args: &E2eArgs) -> Result<()> {

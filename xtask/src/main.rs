@@ -129,6 +129,8 @@ struct DemoArgs {
 /// A step of the proof, in the order in which they run.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum E2eStep {
+    /// Memory that moves between processes over the engine's own NIXL, peers that die, and emulated engines that use it.
+    Transfer,
     /// What router and sidecar know of a KV cache, through evictions, resets, losses and restarts.
     View,
     /// Handoffs while clients leave and engines freeze or die; all rows with --faults.
@@ -163,6 +165,7 @@ impl E2eStep {
 
     fn title(self) -> &'static str {
         match self {
+            Self::Transfer => "transfer",
             Self::View => "exact view",
             Self::Faults => "handoffs under faults",
             Self::Surface => "surface",
@@ -195,7 +198,8 @@ struct E2eArgs {
     #[arg(long, conflicts_with = "smoke")]
     faults: bool,
 
-    /// Run this step alone; repeatable. `view` and `faults` boot engines of their own instead of all.
+    /// Run this step alone; repeatable. `view` and `faults` boot engines of their own instead of all, `transfer`
+    /// none.
     #[arg(long, value_enum, value_name = "STEP")]
     only: Vec<E2eStep>,
 

@@ -59,7 +59,8 @@ pub fn forget_requests(stand: &Stand, tally: &mut Tally) {
     }
 }
 
-async fn all_are_back(stand: &Stand, tally: &mut Tally) {
+/// Every router uses every worker again.
+pub async fn all_are_back(stand: &Stand, tally: &mut Tally) {
     let wanted = stand.workers().count() as u64;
     for (number, router) in stand.routers.iter().enumerate() {
         let ready = becomes(COMES_BACK, || async {

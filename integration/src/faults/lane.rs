@@ -8,7 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::schedule::{Fault, Kind, Lane};
 use super::stand::{Sabotage, Stand, Worker};
-use crate::emulated::vllm::EngineId;
+use crate::emulated::vllm::script::Leg;
+use crate::emulated::vllm::{EngineId, Fate, Seen};
 use crate::kv_scene::proxy::Way;
 
 /// A worker has so long to come back before the next fault of its lane.
@@ -20,8 +21,11 @@ const SLOW: (Duration, Duration) = (Duration::from_millis(3), Duration::from_mil
 /// Batches of KV events that are lost at a time.
 const LOST_BATCHES: usize = 3;
 
-/// Between the first life of a swap's decode engine and the second one of its prefill engine.
-const FILL: Duration = Duration::from_millis(120);
+/// So long a swap waits for a handoff.
+const FILLS: Duration = Duration::from_secs(3);
+
+/// Between two looks.
+const GLANCE: Duration = Duration::from_millis(20);
 
 /// Lets a lane's faults befall the fleet until all have been or nobody asks any more.
 ///
@@ -116,7 +120,7 @@ async fn befall(stand: &Stand, worker: &Worker, fault: &Fault, over: &Cancellati
             let silently = stand.sabotage == Some(Sabotage::Gap);
             worker.lose_events(LOST_BATCHES, silently).await;
         }
-        Kind::Swap { prefill } => swap(worker, &stand.prefill[prefill], fault, over).await,
+        Kind::Swap => swap(stand, worker, fault, over).await,
         Kind::KillRouter | Kind::StopRouter => unreachable!("routers have a lane of their own"),
     }
 }
@@ -155,10 +159,42 @@ async fn slow(worker: &Worker, lasts: Duration, over: &CancellationToken) {
 
 /// The decode engine has met nobody yet when it goes on, so that whatever is at the prefill engine's place by then is
 /// taken for what was handed over: only settling tells.
-async fn swap(decode: &Worker, prefill: &Worker, fault: &Fault, over: &CancellationToken) {
+async fn swap(stand: &Stand, decode: &Worker, fault: &Fault, over: &CancellationToken) {
     decode.boot(EngineId::New).await;
     decode.engine().freeze(true);
-    let _ = over.run_until_cancelled(sleep(FILL + fault.lasts)).await;
-    prefill.boot(EngineId::Same).await;
+    let before = decode.engine().seen().len();
+    let waiting = async {
+        while holder(stand, decode, before).is_none() {
+            sleep(GLANCE).await;
+        }
+    };
+    let waiting = tokio::time::timeout(FILLS, waiting);
+    let _ = over.run_until_cancelled(waiting).await;
+    last(fault, over).await;
+    if let Some(prefill) = holder(stand, decode, before) {
+        tracing::info!(
+            prefill = prefill.name,
+            decode = decode.name,
+            "handoffs are swapped"
+        );
+        prefill.boot(EngineId::Same).await;
+    }
     decode.engine().freeze(false);
+}
+
+/// Who holds most of what this engine was asked to decode since, and is alive.
+fn holder<'a>(stand: &'a Stand, decode: &Worker, since: usize) -> Option<&'a Worker> {
+    let seen = decode.engine().seen().into_iter().skip(since);
+    let waiting: Vec<Seen> = seen
+        .filter(|seen| seen.leg == Leg::Decode && seen.fate() == Fate::Running)
+        .collect();
+    let held_by = |worker: &Worker| {
+        let id = worker.engine().running_engine_id();
+        let id = id.map(|id| format!("\"{id}\""));
+        let holds = |seen: &&Seen| id.as_ref().is_some_and(|id| seen.body.contains(id));
+        waiting.iter().filter(holds).count()
+    };
+    let counted = stand.prefill.iter().map(|worker| (held_by(worker), worker));
+    let (held, most) = counted.max_by_key(|(held, _)| *held)?;
+    (held > 0).then_some(most)
 }

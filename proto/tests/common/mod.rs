@@ -13,6 +13,7 @@ use baton_proto::digest::RequestDigest;
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{self, BadFrame, Envelope, FrameReader};
 use baton_proto::hash::SequenceHash;
+use baton_proto::link::{LinkMeasured, LinkOffer, MeasureLink};
 use baton_proto::load::{KvIn, LoadReport, Measured, Origin, Stall, Transport};
 use baton_proto::route::{PASS_THROUGH, Route};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
@@ -173,8 +174,32 @@ fn plain() -> Vec<Sample> {
         ),
         sample("error", error()),
         sample("generate_call", generate_call()),
+        sample(
+            "link_measured",
+            LinkMeasured {
+                bytes: 16 << 20,
+                seconds: 0.0015,
+                small_bytes: 4096,
+                small_seconds: 0.000_003,
+                transport: Transport::Memory,
+            },
+        ),
+        sample(
+            "link_offer",
+            LinkOffer {
+                agent: Bytes::from_static(b"nixlSerDes|Agent"),
+                address: 0x7f00_0000_1000,
+                bytes: 16 << 20,
+            },
+        ),
         sample("load_report", load_report()),
         sample("load_report_bare", LoadReport::default()),
+        sample(
+            "measure_link",
+            MeasureLink {
+                from: "http://10.0.0.1:9100".to_owned(),
+            },
+        ),
         sample("prefill_call", prefill_call()),
         sample(
             "prefill_call_full",

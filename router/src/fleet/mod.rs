@@ -4,6 +4,7 @@
 //! immutable [`Snapshot`]; nobody plans on data that changes underneath.
 
 pub mod breaker;
+pub mod links;
 mod pairs;
 mod probe;
 mod quarantine;

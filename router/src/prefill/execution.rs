@@ -1,5 +1,6 @@
 //! A prefill leg: sent, followed frame by frame, up to a ticket.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use baton_proto::call::{EngineAnswer, PrefillCall, PrefillFrame, PrefillUsage};
@@ -83,12 +84,12 @@ pub async fn prefill(
         deadline_ms: attempt.time_left_ms(),
         uncached_tokens: Some(work.tokens),
     };
-    let leg = async {
+    let leg = pin!(async {
         let time = attempt.time_left();
         let calls = &router.calls;
         let frames = calls.prefill(prefill, call, attempt.request, attempt.trace, time);
         follow(attempt, frames.await?).await
-    };
+    });
     let followed = unless_stalled(attempt, planned, prefill, Stage::Prefill, leg).await;
     match followed {
         Ok(Followed::Ticket(ticket, rest)) => {

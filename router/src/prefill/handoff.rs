@@ -166,7 +166,7 @@ async fn ask(
         deadline_ms: attempt.time_left_ms(),
     };
     let time = attempt.time_left();
-    let leg = attempt.router.calls.leg(
+    let leg = pin!(attempt.router.calls.leg(
         decode,
         path::DECODE,
         call,
@@ -174,7 +174,7 @@ async fn ask(
         attempt.trace,
         time,
         Stage::Decode,
-    );
+    ));
     unless_stalled(attempt, planned, decode, Stage::Decode, leg).await
 }
 

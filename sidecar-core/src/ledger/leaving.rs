@@ -173,6 +173,7 @@ impl Ledger {
         for id in ids {
             if let Some(Entry::Claimed(claimed)) = entries.get_mut(id) {
                 claimed.lapses = claimed.lapses.max(until);
+                self.metrics.extended.inc();
             }
         }
     }
