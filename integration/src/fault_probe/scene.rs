@@ -40,6 +40,8 @@ pub struct Scene<'a> {
     pub workload: Workload,
     report: &'a Report,
     row: &'static str,
+    /// How the answer comes that the row is about.
+    kind: &'static str,
     /// What was asked in this row.
     asked: Vec<Asked>,
     stranded: i64,
@@ -56,6 +58,7 @@ impl<'a> Scene<'a> {
             workload: Workload::new(seed),
             report,
             row: "",
+            kind: "",
             asked: Vec::new(),
             stranded: 0,
             salts: 0,
@@ -69,6 +72,7 @@ impl<'a> Scene<'a> {
             self.recover()?;
         }
         self.asked.clear();
+        self.kind = "";
         self.stranded = self.stranded()?;
         self.report.request();
         Ok(())
@@ -104,10 +108,16 @@ impl<'a> Scene<'a> {
         let engine = self.stand.reference()?.engine_url();
         let salt = format!("alone-{}", self.salts);
         let right = ask.answer_alone(&engine, &self.stand.parts.model, &salt)?;
+        self.kind = if ask.stream { ", stream" } else { ", whole" };
         let asked = Asked { ask, right };
         self.asked.push(asked.clone());
         self.report.request();
         Ok(asked)
+    }
+
+    /// The row is about answers of all kinds.
+    pub fn of_all_kinds(&mut self) {
+        self.kind = "";
     }
 
     /// A short request.
@@ -123,15 +133,17 @@ impl<'a> Scene<'a> {
 
     /// Something that must hold in this row.
     pub fn check(&self, what: &str, ok: bool, detail: &str) {
-        self.report
-            .check(&format!("{}: {what}", self.row), ok, detail);
+        self.report.check(&self.titled(what), ok, detail);
     }
 
     /// A number worth keeping.
     pub fn figure(&self, what: &str, value: Duration) {
         let millis = u64::try_from(value.as_millis()).unwrap_or(u64::MAX);
-        self.report
-            .figure(&format!("{}: {what}", self.row), millis, "ms");
+        self.report.figure(&self.titled(what), millis, "ms");
+    }
+
+    fn titled(&self, what: &str) -> String {
+        format!("{}{}: {what}", self.row, self.kind)
     }
 
     /// Judges how a request ended: a client may get what is right, or an honest error.

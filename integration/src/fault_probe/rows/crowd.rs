@@ -18,7 +18,7 @@ const LONG_EACH: usize = 3;
 const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Decode has four places, prefill has room for two long prompts.
-pub fn crowd(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn crowd(scene: &mut Scene<'_>) -> Result<()> {
     let mut crowd = Vec::new();
     for at in 0..REQUESTS {
         let stream = at % 2 == 0;
@@ -29,6 +29,7 @@ pub fn crowd(scene: &mut Scene<'_>) -> Result<()> {
         };
         crowd.push(scene.know(ask)?);
     }
+    scene.of_all_kinds();
     let started = Instant::now();
     let calls: Result<Vec<_>> = crowd.iter().map(|asked| scene.begin(asked)).collect();
     let ended: Vec<Ended> = std::thread::scope(|scope| {

@@ -13,7 +13,7 @@ use crate::fault_probe::stand::{LEASE_S, Who};
 const FROZEN: Duration = Duration::from_secs(LEASE_S + 2);
 
 /// It stands still for longer than the prefill engine holds KV by itself. Meanwhile the prefill's sidecar has it kept.
-pub fn frozen(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn frozen(scene: &mut Scene<'_>) -> Result<()> {
     let prefill = scene.stand.seat(Who::Prefill)?.engine_url();
     for stream in [false, true] {
         let expired = look::engine(&prefill)?.expired;
@@ -36,7 +36,7 @@ pub fn frozen(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// It dies when it has the ticket and has shown nothing. Another one is there.
-pub fn killed_before(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn killed_before(scene: &mut Scene<'_>) -> Result<()> {
     scene.join(Who::OtherDecode)?;
     let (asked, call, who) = scene.held_by_somebody()?;
     scene.stand.kill_engine(who)?;
@@ -53,7 +53,7 @@ pub fn killed_before(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// It dies in the middle of a stream.
-pub fn killed_in_answer(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn killed_in_answer(scene: &mut Scene<'_>) -> Result<()> {
     let ask = scene.workload.long_answer(true);
     let asked = scene.know(ask)?;
     let mut call = scene.begin(&asked)?;

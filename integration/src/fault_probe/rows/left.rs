@@ -10,7 +10,7 @@ use crate::fault_probe::scene::{Scene, soon};
 use crate::fault_probe::stand::Who;
 
 /// Nobody goes away: what the other rows are measured by.
-pub fn nobody(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn nobody(scene: &mut Scene<'_>) -> Result<()> {
     for stream in [false, true] {
         let asked = scene.usual(stream)?;
         let ended = scene.begin(&asked)?.finish();
@@ -21,7 +21,7 @@ pub fn nobody(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// The engine computes the prompt.
-pub fn while_computing(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn while_computing(scene: &mut Scene<'_>) -> Result<()> {
     for stream in [false, true] {
         let ask = scene.workload.long_prompt(stream);
         let asked = scene.know(ask)?;
@@ -40,7 +40,7 @@ pub fn while_computing(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// The router has the ticket, and the decode worker has not.
-pub fn after_the_ticket(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn after_the_ticket(scene: &mut Scene<'_>) -> Result<()> {
     for stream in [false, true] {
         let asked = scene.usual(stream)?;
         let settled = scene.settled()?;
@@ -55,7 +55,7 @@ pub fn after_the_ticket(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// The decode worker has the ticket, and its engine stands still. What the KV was in is given to others before it goes on.
-pub fn while_fetching(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn while_fetching(scene: &mut Scene<'_>) -> Result<()> {
     for stream in [false, true] {
         let asked = scene.usual(stream)?;
         let settled = scene.settled()?;
@@ -72,7 +72,7 @@ pub fn while_fetching(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// The KV has arrived, and the decode engine generates.
-pub fn in_the_answer(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn in_the_answer(scene: &mut Scene<'_>) -> Result<()> {
     for stream in [false, true] {
         let ask = scene.workload.long_answer(stream);
         let asked = scene.know(ask)?;

@@ -12,7 +12,7 @@ use crate::fault_probe::stand::{BOOT_BOUND, Who};
 const FROZEN: Duration = Duration::from_secs(4);
 
 /// It stands still with a prompt in it.
-pub fn frozen_computing(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn frozen_computing(scene: &mut Scene<'_>) -> Result<()> {
     for stream in [false, true] {
         let asked = scene.usual(stream)?;
         scene.stand.engine(Who::Prefill)?.freeze()?;
@@ -28,7 +28,7 @@ pub fn frozen_computing(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// It stands still when decode is to fetch its KV.
-pub fn frozen_between(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn frozen_between(scene: &mut Scene<'_>) -> Result<()> {
     for stream in [false, true] {
         let asked = scene.usual(stream)?;
         let call = scene.held_by_decode(&asked)?;
@@ -44,7 +44,7 @@ pub fn frozen_between(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// It dies when decode is to fetch its KV.
-pub fn killed(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn killed(scene: &mut Scene<'_>) -> Result<()> {
     let asked = scene.usual(true)?;
     let call = scene.held_by_decode(&asked)?;
     scene.stand.kill_engine(Who::Prefill)?;
@@ -57,7 +57,7 @@ pub fn killed(scene: &mut Scene<'_>) -> Result<()> {
 
 /// It dies while the router has the ticket, and another engine boots in its place, with its id and with other KV. Only a
 /// decode engine that never met the first one would take the second for it; no other one is there.
-pub fn reborn(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn reborn(scene: &mut Scene<'_>) -> Result<()> {
     scene.stand.kill_sidecar(Who::Prefill)?;
     scene.stand.seat_mut(Who::Prefill)?.renew();
     scene.stand.reboot(Who::Prefill)?;

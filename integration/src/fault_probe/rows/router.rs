@@ -14,7 +14,7 @@ use crate::fault_probe::stand::Who;
 const GONE: Duration = Duration::from_secs(6);
 
 /// It dies while tickets of its requests are claimed.
-pub fn killed(scene: &mut Scene<'_>) -> Result<()> {
+pub(super) fn killed(scene: &mut Scene<'_>) -> Result<()> {
     let asked = scene.usual(true)?;
     let call = scene.held_by_decode(&asked)?;
     scene.stand.kill_router();
