@@ -70,7 +70,14 @@ fn transfer(engine: &vllm::Installation) -> Result<()> {
         workspace::cargo()
             .args(["test", "--locked", "--package", "baton-transfer"])
             .args(["--package", "baton-integration"])
-            .args(["--test", "agents", "--test", "transfer", "--test", "outside_agent"])
+            .args([
+                "--test",
+                "agents",
+                "--test",
+                "transfer",
+                "--test",
+                "outside_agent",
+            ])
             .args(["nixl", "--", "--ignored"])
             .env("BATON_NIXL_LIB", engine.venv()),
     )
@@ -113,8 +120,9 @@ impl Run<'_> {
     fn all_steps(&mut self) -> Result<()> {
         // It has an engine of its own, and boots it before the machine is full of others.
         self.step(E2eStep::View, Self::view)?;
+        let alone = [E2eStep::View, E2eStep::Transfer];
         let only = &self.args.only;
-        if !only.is_empty() && only.iter().all(|step| *step == E2eStep::View) {
+        if !only.is_empty() && only.iter().all(|step| alone.contains(step)) {
             return Ok(());
         }
         let started = Instant::now();
