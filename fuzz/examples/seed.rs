@@ -52,8 +52,18 @@ fn main() -> io::Result<()> {
     for (number, text) in ERRORS.iter().enumerate() {
         save("error_wire", &number.to_string(), text.as_bytes())?;
     }
+    agents()?;
     chats(here)?;
     kv_events(here)
+}
+
+/// The beginnings of what agents tell of themselves, one of each fabric.
+fn agents() -> io::Result<()> {
+    let name = b"123e4567-e89b-12d3-a456-426614174000";
+    let begin = [&b"nixlSerDes|Agent"[..], &(name.len() as u64).to_le_bytes(), name].concat();
+    let connections = |count: u64| [&b"|Conns"[..], &8u64.to_le_bytes(), &count.to_le_bytes()].concat();
+    save("agent_metadata", "nixl", &[&begin[..], &connections(1), b"|t\x03\0\0\0\0\0\0\0UCX"].concat())?;
+    save("agent_metadata", "loopback", &[&begin[..], &connections(0), b"|Loopback\x67\x12"].concat())
 }
 
 /// The chats of which vectors are made: each template renders the same ones.

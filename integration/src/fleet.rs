@@ -62,6 +62,22 @@ impl Daemon {
         }
     }
 
+    /// Starts a router with this command line.
+    pub fn router(name: &str, command_line: impl IntoIterator<Item = String>) -> Self {
+        let args = RouterArgs::try_parse_from(command_line).unwrap();
+        Self::start(name, |stop| baton_router::run::run(args, stop))
+    }
+
+    /// Starts a sidecar with this command line.
+    pub fn sidecar(name: &str, command_line: impl IntoIterator<Item = String>) -> Self {
+        let args = VllmArgs::try_parse_from(command_line).unwrap();
+        Self::start(name, |stop| async move {
+            let (config, launch) = baton_sidecar_vllm::attach::plan(&args)?;
+            let engine = VllmEngine::new(config)?;
+            baton_sidecar_core::run::run(engine, args.core, launch, stop).await
+        })
+    }
+
     /// Asks it to stop, as SIGTERM does, without waiting for it.
     pub fn ask_to_stop(&self) {
         self.stop.cancel();
@@ -313,11 +329,9 @@ impl Fleet {
             .into_iter()
             .chain(linger.into_iter().filter(|_| !lingers));
         let own: Vec<String> = own.collect();
-        let args = RouterArgs::try_parse_from(own.iter().chain(&self.router_flags)).unwrap();
         is_free(address).await;
-        let daemon = Daemon::start(&format!("router-{number}"), |stop| {
-            baton_router::run::run(args, stop)
-        });
+        let flags = own.into_iter().chain(self.router_flags.iter().cloned());
+        let daemon = Daemon::router(&format!("router-{number}"), flags);
         self.routers[number].daemon = Some(daemon);
         listens(address).await;
     }
@@ -369,13 +383,7 @@ impl Fleet {
         ]
         .map(str::to_owned);
         let flags = own.into_iter().chain(engine.sidecar_flags());
-        let args =
-            VllmArgs::try_parse_from(flags.chain(self.sidecar_flags.iter().cloned())).unwrap();
-        Daemon::start(name, |stop| async move {
-            let (config, launch) = baton_sidecar_vllm::attach::plan(&args)?;
-            let engine = VllmEngine::new(config)?;
-            baton_sidecar_core::run::run(engine, args.core, launch, stop).await
-        })
+        Daemon::sidecar(name, flags.chain(self.sidecar_flags.iter().cloned()))
     }
 
     fn position(&self, name: &str) -> usize {
@@ -519,7 +527,17 @@ impl Fleet {
         page(self.sidecar_address(name)).await
     }
 
-    /// A sidecar's count of handoffs that were given up while the engine held their KV.
+    /// Waits until an engine holds nothing for decode, and its sidecar has no ticket left. None of them was stranded.
+    pub async fn gave_back(&self, name: &str) {
+        until(&format!("{name} to have its KV back"), || async {
+            let page = self.sidecar_page(name).await;
+            self.engine(name).holds() == 0 && page.sum("baton_sidecar_tickets", &[]) == 0
+        })
+        .await;
+        assert_eq!(self.stranded(name).await, 0);
+    }
+
+    /// A sidecar's count of handoffs that nobody wanted and that its engine held until their leases ended.
     pub async fn stranded(&self, name: &str) -> i64 {
         self.sidecar_page(name)
             .await
@@ -632,7 +650,7 @@ impl Fleet {
 }
 
 /// Waits until nobody listens any more: what was killed here ends on threads of its own, where a process would be gone.
-async fn is_free(address: SocketAddr) {
+pub async fn is_free(address: SocketAddr) {
     until_some(&format!("{address} to be free"), || async {
         tokio::net::TcpListener::bind(address).await.ok()
     })
@@ -665,7 +683,7 @@ pub async fn view(router: SocketAddr) -> Value {
 }
 
 /// `BATON_TEST_LOG=info` shows what the daemons say.
-fn start_logs() {
+pub(crate) fn start_logs() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         if let Ok(filter) = std::env::var("BATON_TEST_LOG") {

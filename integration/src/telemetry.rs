@@ -128,7 +128,7 @@ fn sidecar() -> Registry {
     for state in [
         TicketState::Running,
         TicketState::Claimed,
-        TicketState::Stranded,
+        TicketState::Leaving,
     ] {
         metrics.tickets.moved(None, Some(state));
     }

@@ -28,6 +28,46 @@ pub struct Measured<T> {
     pub from: Origin,
 }
 
+/// By what KV moves from engine to engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// From memory to memory of one host: shared memory, CMA, `NVLink`.
+    Memory,
+    /// TCP.
+    Tcp,
+    /// RDMA: InfiniBand, RoCE.
+    Rdma,
+    /// One that a newer peer knows.
+    #[serde(other)]
+    Unknown,
+}
+
+impl Transport {
+    /// All that are known.
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Tcp, Self::Rdma];
+
+    /// The word in logs and metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// KV that an engine fetches from others.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct KvIn {
+    /// How fast it came lately, in bytes per second of a transfer.
+    pub bytes_per_s: f64,
+    /// By what; absent until it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+}
+
 /// One report of load. Absent means unknown, never zero.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -50,6 +90,9 @@ pub struct LoadReport {
     pub prefill_tokens_per_s: Option<Measured<f64>>,
     /// Generated tokens per second and sequence.
     pub decode_tokens_per_s: Option<Measured<f64>>,
+    /// How KV comes in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_in: Option<Measured<KvIn>>,
     /// The engine has work and makes no progress. Absent: it does, or has none.
     pub stall: Option<Measured<Stall>>,
 }

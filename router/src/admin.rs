@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use crate::args::Force;
-use crate::fleet::{Snapshot, WorkerState, WorkerView};
+use crate::fleet::{Knowledge, Snapshot, WorkerState, WorkerView};
 use crate::planner::{self, Lessons, Question, Wish};
 use crate::state::Router;
 
@@ -118,6 +118,7 @@ fn pair(router: &Router, snapshot: &Snapshot, prefill: &WorkerView, decode: &Wor
     json!({
         "prefill": prefill.id(),
         "decode": decode.id(),
+        "knowledge": Knowledge::word(snapshot.knowledge(prefill, decode)),
         "obstacle": obstacle.or_else(|| forbidden.map(|why| why.to_string())),
         "link": {
             "level": link.level,

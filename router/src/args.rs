@@ -66,6 +66,16 @@ pub struct RouterArgs {
         value_parser = share
     )]
     pub session_worth_s: f64,
+    /// Have sidecars measure the ways between their hosts when two workers meet: a few reads of 16 MiB, one pair at a time.
+    /// What engines need for their own transfers replaces it.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "BATON_MEASURE_LINKS",
+        default_value_t = true,
+        action = clap::ArgAction::Set
+    )]
+    pub measure_links: bool,
     /// Longest time that a request may have to wait for work before its own, in seconds. Beyond it, or if its time would be
     /// over before, it is refused at once with 503 and told when to try again.
     #[arg(

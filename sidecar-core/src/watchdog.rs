@@ -12,6 +12,7 @@ use crate::engine::{Attached, Engine, EngineLoad};
 use crate::relay::progress::Own;
 use crate::relearn::Relearn;
 use crate::status::EngineStatus;
+use crate::transfers::{Carried, Transfers};
 
 /// How often the engine is looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -37,6 +38,7 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
         said: None,
     };
     let mut relearn = Relearn::default();
+    let mut transfers = Transfers::default();
     for tick in 0u64.. {
         tokio::select! {
             () = core.closing.cancelled() => return,
@@ -44,13 +46,15 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
             _ = ticks.tick() => {}
         }
         dog.look(&core, tick).await;
-        core.ledger.sweep();
+        core.ledger.sweep(|router| core.routers.is_gone(router));
         if tick % 60 == 59 {
             core.used.sweep();
+            core.routers.sweep();
+            core.links.sweep();
         }
         if core.incarnation().is_some() {
             relearn.look(&core).await;
-            core.publish_load(load(&core).await);
+            core.publish_load(load(&core, &mut transfers).await);
         }
         core.publish();
     }
@@ -103,11 +107,19 @@ impl Watchdog {
 }
 
 /// What the engine says of its load, completed with what only the sidecar knows.
-async fn load<E: Engine>(core: &Core<E>) -> LoadReport {
-    let EngineLoad { mut report, work } = match timeout(PATIENCE, core.engine.load()).await {
+async fn load<E: Engine>(core: &Core<E>, transfers: &mut Transfers) -> LoadReport {
+    let EngineLoad {
+        mut report,
+        work,
+        moved,
+    } = match timeout(PATIENCE, core.engine.load()).await {
         Ok(Ok(load)) => load,
         Ok(Err(_)) | Err(_) => EngineLoad::default(),
     };
+    if let Some(moved) = moved {
+        transfers.look(moved, Carried::now(), &core.metrics.transfers);
+    }
+    report.kv_in = transfers.kv_in();
     let has = |count: &Option<Measured<u32>>| count.as_ref().is_some_and(|count| count.value > 0);
     let busy = has(&report.running) || has(&report.waiting);
     report.stall = stall(core, Own { work, busy }).map(|value| Measured {

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::system::{self, Missing, Need};
+use crate::system::{self, Missing};
 use crate::workspace::{cargo, run};
 
 /// The cargo-deny whose configuration format `deny.toml` is written in; a newer one is fine.
@@ -12,7 +12,7 @@ const CARGO_DENY: (u32, u32, u32) = (0, 20, 2);
 
 /// The workspace's own tests.
 pub(crate) fn test(missing: Missing) -> Result<()> {
-    system::ensure_present(&[Need::CxxCompiler], missing)?;
+    system::ensure_present(&system::BUILD, missing)?;
     let runner: &[&str] = if system::find("cargo-nextest").is_some() {
         &["nextest", "run"]
     } else {
@@ -23,7 +23,7 @@ pub(crate) fn test(missing: Missing) -> Result<()> {
 
 /// Formatting, lints, dependencies.
 pub(crate) fn lint(missing: Missing) -> Result<()> {
-    system::ensure_present(&[Need::CxxCompiler], missing)?;
+    system::ensure_present(&system::BUILD, missing)?;
     run(cargo().args(["fmt", "--all", "--check"]))?;
     run(cargo().args([
         "clippy",

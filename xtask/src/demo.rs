@@ -29,7 +29,7 @@ pub(crate) fn run(args: &DemoArgs, missing: Missing) -> Result<()> {
         namespace::prepare()?;
         return run_inside(args);
     }
-    system::ensure_present(&[Need::Ip, Need::Namespaces], missing)?;
+    system::ensure_present(&[Need::Libclang, Need::Ip, Need::Namespaces], missing)?;
     vllm::install(missing)?;
     workspace::build_release()?;
     namespace::enter()
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &DemoArgs, missing: Missing) -> Result<()> {
 
 /// Becomes the demo, so that a Ctrl-C reaches it and nobody else.
 fn emulated(args: &DemoArgs, missing: Missing) -> Result<()> {
-    system::ensure_present(&[Need::CxxCompiler], missing)?;
+    system::ensure_present(&system::BUILD, missing)?;
     workspace::build_release()?;
     let logs = workspace::logs_directory(args.keep_logs.as_deref(), LOGS)?;
     let mut command = Command::new(workspace::release_binary(EMULATED));

@@ -5,6 +5,7 @@
 //! since one run takes minutes.
 
 mod churn;
+mod faults;
 mod in_flight;
 mod view;
 
@@ -51,10 +52,36 @@ pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
         namespace::prepare()?;
         return run_inside(args);
     }
-    system::ensure_present(&[Need::Ip, Need::Namespaces], missing)?;
+    system::ensure_present(&[Need::Libclang, Need::Ip, Need::Namespaces], missing)?;
     vllm::install(missing)?;
+    if args.only.is_empty() || args.only.contains(&E2eStep::Transfer) {
+        transfer(&vllm::installed()?)?;
+    }
+    if args.only == [E2eStep::Transfer] {
+        return Ok(());
+    }
     workspace::build_release()?;
     namespace::enter()
+}
+
+/// The tests that need NIXL, over the library that the engine brought. They start processes of their own and no engine, and
+/// need cargo, so they run outside of the namespaces.
+fn transfer(engine: &vllm::Installation) -> Result<()> {
+    workspace::run(
+        workspace::cargo()
+            .args(["test", "--locked", "--package", "baton-transfer"])
+            .args(["--package", "baton-integration"])
+            .args([
+                "--test",
+                "agents",
+                "--test",
+                "transfer",
+                "--test",
+                "outside_agent",
+            ])
+            .args(["nixl", "--", "--ignored"])
+            .env("BATON_NIXL_LIB", engine.venv()),
+    )
 }
 
 fn run_inside(args: &E2eArgs) -> Result<()> {
@@ -92,10 +119,10 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn all_steps(&mut self) -> Result<()> {
-        // It has an engine of its own, and boots it before the machine is full of others.
+        // They have engines of their own, and boot them before the machine is full of others.
         self.step(E2eStep::View, Self::view)?;
-        let only = &self.args.only;
-        if !only.is_empty() && only.iter().all(|step| *step == E2eStep::View) {
+        self.step(E2eStep::Faults, Self::faults)?;
+        if !E2eStep::OF_THE_CLUSTER.iter().any(|step| self.wants(*step)) {
             return Ok(());
         }
         let started = Instant::now();
@@ -244,11 +271,19 @@ impl Run<'_> {
         step: E2eStep,
         run: impl FnOnce(&mut Self) -> Result<Outcome>,
     ) -> Result<()> {
-        let only = &self.args.only;
-        if only.is_empty() || only.contains(&step) {
+        if self.wants(step) {
             return self.look(step.title(), run);
         }
         Ok(())
+    }
+
+    fn wants(&self, step: E2eStep) -> bool {
+        let E2eArgs { only, faults, .. } = self.args;
+        match step {
+            E2eStep::Faults if *faults => true,
+            _ if only.is_empty() => !faults,
+            _ => only.contains(&step),
+        }
     }
 
     fn look(

@@ -2,7 +2,7 @@
 //!
 //! A missing compiler found ten minutes into a build costs ten minutes; one sentence here costs nothing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail, ensure};
@@ -20,8 +20,10 @@ pub(crate) enum Missing {
 /// Something outside of cargo that a command needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// libzmq is compiled from source.
+    /// libzmq is compiled from source, and so is what loads NIXL at run time; its bindings are made from a C header.
     CxxCompiler,
+    /// Reads that header.
+    Libclang,
     /// Stand-ins for CUDA libraries are linked and inspected.
     Binutils,
     /// The engines, and the clients that test them.
@@ -36,6 +38,7 @@ impl Need {
     fn is_there(self) -> bool {
         match self {
             Self::CxxCompiler => find("cc").is_some() && find("c++").is_some(),
+            Self::Libclang => libclang_is_there(),
             Self::Binutils => find("readelf").is_some() && find("nm").is_some(),
             Self::Python => python().is_some(),
             Self::Ip => find("ip").is_some(),
@@ -48,6 +51,7 @@ impl Need {
     fn packages(self) -> &'static [&'static str] {
         match self {
             Self::CxxCompiler => &["gcc", "g++"],
+            Self::Libclang => &["libclang-dev"],
             Self::Binutils => &["binutils"],
             Self::Python => &["python3", "python3-venv"],
             Self::Ip => &["iproute2"],
@@ -55,6 +59,9 @@ impl Need {
         }
     }
 }
+
+/// What it takes to build all crates.
+pub(crate) const BUILD: [Need; 2] = [Need::CxxCompiler, Need::Libclang];
 
 /// Makes sure that everything needed is there.
 pub(crate) fn ensure_present(needs: &[Need], missing: Missing) -> Result<()> {
@@ -109,6 +116,36 @@ pub(crate) fn python() -> Option<PathBuf> {
                 .stderr(Stdio::null());
             command.status().is_ok_and(|status| status.success())
         })
+}
+
+/// Whether bindgen will find libclang: where a variable says, or where distributions put it. The headers that it reads C
+/// with come with the same package.
+fn libclang_is_there() -> bool {
+    let told = std::env::var_os("LIBCLANG_PATH").map(PathBuf::from);
+    let architecture = std::env::consts::ARCH;
+    let folders = [
+        format!("/usr/lib/{architecture}-linux-gnu"),
+        "/usr/lib64".to_owned(),
+        "/usr/lib".to_owned(),
+    ];
+    let versions = entries(Path::new("/usr/lib"))
+        .filter(|folder| starts_with(folder, "llvm"))
+        .map(|folder| folder.join("lib"));
+    told.into_iter()
+        .chain(folders.map(PathBuf::from))
+        .chain(versions)
+        .flat_map(|folder| entries(&folder).collect::<Vec<_>>())
+        .any(|file| starts_with(&file, "libclang.so") || starts_with(&file, "libclang-"))
+}
+
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path())
+}
+
+fn starts_with(path: &Path, name: &str) -> bool {
+    let last = path.file_name().unwrap_or_default();
+    last.to_string_lossy().starts_with(name)
 }
 
 /// A program in PATH, or where programs of root are, which are not in everybody's PATH.

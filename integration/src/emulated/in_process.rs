@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::core::{
-    Core, CoreConfig, Listener, Measured, Mortal, Network, Pending, Remote, Request, Submitted,
+    Core, CoreConfig, Failure, Listener, Measured, Mortal, Network, Pending, Remote, Request,
+    Submitted,
 };
-use super::plane::Failure;
 use super::pool::Change;
 use super::tokenizer::Tokenizer;
 

@@ -1,14 +1,15 @@
 //! Emulated engines: fast, many, deterministic, and breakable on purpose.
 //!
 //! What is the same for all of them is here: a [`model`] whose text is made of KV bytes, a paged prefix cache ([`pool`]), a
-//! scheduler ([`core`]) whose steps take the time that [`speed`] says, and a data plane ([`plane`]) over which KV moves.
+//! scheduler ([`core`]) whose steps take the time that [`speed`] says, and [`memory`] that others can read over the fabrics of
+//! `baton-transfer`.
 //! What makes one of them vLLM is in [`vllm`]. Nothing here uses a line of the router or of a sidecar: what judges them
 //! must not share their mistakes.
 
 pub mod core;
 pub mod in_process;
+pub mod memory;
 pub mod model;
-pub mod plane;
 pub mod pool;
 pub mod speed;
 pub mod tokenizer;

@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::memory::{Memory, Place};
+
 /// Hash of a full block with its whole prefix.
 pub type BlockHash = [u8; 32];
 
@@ -55,7 +57,7 @@ struct Block {
 #[derive(Debug)]
 pub struct Pool {
     block_bytes: usize,
-    bytes: Vec<u8>,
+    memory: Memory,
     blocks: Vec<Block>,
     /// By their places: the first is used again first.
     free: BTreeMap<i64, BlockId>,
@@ -66,11 +68,17 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// `blocks` of this many bytes, the null block among them.
+    /// `blocks` of this many bytes, the null block among them, that nobody else can read.
     pub fn new(blocks: u32, block_bytes: usize) -> Self {
+        let memory = Memory::Own(vec![0; blocks as usize * block_bytes]);
+        Self::within(memory, blocks, block_bytes)
+    }
+
+    /// The same in memory that has room for them.
+    pub fn within(memory: Memory, blocks: u32, block_bytes: usize) -> Self {
         let mut pool = Self {
             block_bytes,
-            bytes: vec![0; blocks as usize * block_bytes],
+            memory,
             blocks: vec![Block::default(); blocks as usize],
             free: BTreeMap::new(),
             ends: (-1, 0),
@@ -201,15 +209,30 @@ impl Pool {
     }
 
     /// A block's bytes, whoever uses it; `None` if there is no such block.
-    pub fn read(&self, id: BlockId) -> Option<&[u8]> {
-        let start = (id as usize).checked_mul(self.block_bytes)?;
-        self.bytes.get(start..start + self.block_bytes)
+    pub fn block(&self, id: BlockId) -> Option<Vec<u8>> {
+        let exists = (id as usize) < self.blocks.len();
+        exists.then(|| self.read(id, 0, self.block_bytes))
     }
 
-    /// Part of a block, to be written.
-    pub fn write(&mut self, id: BlockId, within: std::ops::Range<usize>) -> &mut [u8] {
-        let start = id as usize * self.block_bytes;
-        &mut self.bytes[start + within.start..start + within.end]
+    /// So many bytes of a block from there on.
+    pub fn read(&self, id: BlockId, at: usize, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        self.memory.read(self.place(id, at), &mut read);
+        read
+    }
+
+    /// Writes a part of a block.
+    pub fn write(&mut self, id: BlockId, at: usize, bytes: &[u8]) {
+        let place = self.place(id, at);
+        self.memory.write(place, bytes);
+    }
+
+    fn place(&self, id: BlockId, at: usize) -> Place {
+        Place {
+            block: id as usize,
+            block_bytes: self.block_bytes,
+            at,
+        }
     }
 
     /// Writes nonsense over every block that nobody uses, and forgets their hashes.
@@ -217,8 +240,7 @@ impl Pool {
         let free: Vec<BlockId> = self.free.values().copied().collect();
         for id in free {
             self.forget(id);
-            let whole = 0..self.block_bytes;
-            self.write(id, whole).fill(0xa5);
+            self.write(id, 0, &vec![0xa5; self.block_bytes]);
         }
     }
 
@@ -310,12 +332,12 @@ mod tests {
     fn a_freed_block_keeps_its_bytes_until_it_is_needed() {
         let mut pool = Pool::new(3, 4);
         let ids = stored(&mut pool, &[1]);
-        pool.write(ids[0], 0..4).copy_from_slice(b"held");
+        pool.write(ids[0], 0, b"held");
         pool.give_back(&ids);
         assert_eq!(pool.longest_prefix(&[hash(1)]), ids);
-        assert_eq!(pool.read(ids[0]).unwrap(), b"held");
-        assert_eq!(pool.read(3), None);
-        assert_eq!(pool.read(u32::MAX), None);
+        assert_eq!(pool.block(ids[0]).unwrap(), b"held");
+        assert_eq!(pool.block(3), None);
+        assert_eq!(pool.block(u32::MAX), None);
     }
 
     #[test]

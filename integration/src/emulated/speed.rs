@@ -1,12 +1,9 @@
-//! How long an engine takes: the time model of a step, and of a link between engines.
-//!
-//! All of it sleeps by `tokio::time`, so a paused clock makes it virtual time.
+//! How long an engine takes: the time model of a step.
 
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tokio::time::Instant;
 
 /// What one step of an engine has to do.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -92,42 +89,6 @@ pub fn random(seed: u64, rank: u32) -> StdRng {
     StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(u64::from(rank)))
 }
 
-/// The network card of an engine: all transfers share it, each waits behind what was asked before.
-#[derive(Debug)]
-pub struct Link {
-    bytes_per_second: Option<f64>,
-    free_at: std::sync::Mutex<Instant>,
-}
-
-impl Link {
-    /// A link of this bandwidth; `None` takes no time.
-    pub fn new(bytes_per_second: Option<f64>) -> Self {
-        Self {
-            bytes_per_second,
-            free_at: std::sync::Mutex::new(Instant::now()),
-        }
-    }
-
-    /// Waits as long as these bytes take behind all others.
-    pub async fn carry(&self, bytes: usize) {
-        let Some(bandwidth) = self.bytes_per_second else {
-            return;
-        };
-        #[expect(clippy::cast_precision_loss, reason = "a block is small")]
-        let takes = Duration::from_secs_f64(bytes as f64 / bandwidth);
-        let now = Instant::now();
-        let done = {
-            let mut free_at = self.free_at.lock().unwrap();
-            *free_at = (*free_at).max(now) + takes;
-            *free_at
-        };
-        // Timers are no finer than this; what is owed adds up until it can be waited for.
-        if done > now + Duration::from_millis(1) {
-            tokio::time::sleep_until(done).await;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,14 +141,5 @@ mod tests {
         };
         assert_eq!(times(7), times(7));
         assert_ne!(times(7), times(8));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn two_transfers_share_a_link() {
-        let link = Link::new(Some(1e6));
-        let started = Instant::now();
-        tokio::join!(link.carry(1_000_000), link.carry(500_000));
-        let took = started.elapsed().as_secs_f64();
-        assert!((1.5..1.6).contains(&took), "{took} s");
     }
 }

@@ -4,6 +4,8 @@
 //! immutable [`Snapshot`]; nobody plans on data that changes underneath.
 
 pub mod breaker;
+pub mod links;
+mod pairs;
 mod probe;
 mod quarantine;
 mod reservation;
@@ -13,6 +15,7 @@ mod snapshot;
 pub(crate) mod testing;
 mod worker;
 
+pub use pairs::{Blame, Knowledge, Word};
 pub use probe::Admission;
 pub use reservation::Reservation;
 pub use snapshot::Snapshot;
@@ -35,6 +38,7 @@ use http::Uri;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::pairs::Pairs;
 use self::quarantine::Quarantines;
 use crate::calls::Calls;
 use crate::metrics::Metrics;
@@ -62,7 +66,7 @@ type KindName = (EngineKind, Role, Vec<String>);
 /// All workers this router knows.
 pub struct Fleet {
     members: Mutex<HashMap<WorkerId, Member>>,
-    broken_pairs: Mutex<HashSet<(Incarnation, Incarnation)>>,
+    pairs: Pairs,
     quarantines: Quarantines,
     snapshot: ArcSwap<Snapshot>,
     index: Arc<Index>,
@@ -87,8 +91,8 @@ impl Fleet {
     ) -> Arc<Self> {
         Arc::new(Self {
             members: Mutex::default(),
+            pairs: Pairs::default(),
             swept: Mutex::new(Instant::now()),
-            broken_pairs: Mutex::default(),
             quarantines: Quarantines::default(),
             snapshot: ArcSwap::default(),
             index: Arc::default(),
@@ -195,13 +199,22 @@ impl Fleet {
 
     /// These two engines turned out not to be able to hand over, in their present lives.
     pub fn pair_broken(&self, prefill: &Incarnation, decode: &Incarnation) {
-        let mut pairs = self
-            .broken_pairs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        pairs.insert((prefill.clone(), decode.clone()));
-        drop(pairs);
+        self.pairs.broken((prefill.clone(), decode.clone()));
         self.refresh();
+    }
+
+    /// A handoff between these two engines was settled.
+    pub fn pair_proven(&self, prefill: &Incarnation, decode: &Incarnation) {
+        if self.pairs.proven((prefill.clone(), decode.clone())) {
+            self.refresh();
+        }
+    }
+
+    /// A handoff between these two engines failed in them.
+    pub fn pair_suspected(&self, prefill: &Incarnation, decode: &Incarnation) -> Blame {
+        let blame = self.pairs.suspect((prefill.clone(), decode.clone()));
+        self.refresh();
+        blame
     }
 
     /// KV that reached this worker's engine cannot be trusted.
@@ -266,17 +279,10 @@ impl Fleet {
         workers.sort_by(|one, other| one.id().cmp(other.id()));
         let alive: HashSet<&Incarnation> =
             workers.iter().filter_map(WorkerView::incarnation).collect();
-        let mut pairs = self
-            .broken_pairs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        pairs.retain(|(prefill, decode)| alive.contains(prefill) && alive.contains(decode));
-        let broken_pairs = pairs.clone();
-        drop(pairs);
+        let pairs = self.pairs.of(&alive);
         self.metrics.workers(&workers);
         // Stored under the lock, so that an older view never replaces a newer one.
-        self.snapshot
-            .store(Arc::new(Snapshot::new(workers, broken_pairs)));
+        self.snapshot.store(Arc::new(Snapshot::new(workers, pairs)));
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<WorkerId, Member>> {

@@ -1,6 +1,6 @@
 //! Fleets that no sidecar is needed for.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,5 +62,5 @@ pub(crate) fn dead(view: &WorkerView) -> WorkerView {
 
 /// A fleet of these workers.
 pub(crate) fn snapshot(workers: impl IntoIterator<Item = WorkerView>) -> Snapshot {
-    Snapshot::new(workers.into_iter().collect(), HashSet::new())
+    Snapshot::new(workers.into_iter().collect(), HashMap::new())
 }

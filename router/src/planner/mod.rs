@@ -147,14 +147,14 @@ impl Planning {
             }
         }
         let workers = question.standings(&duties, Spare::Failed);
-        self.choose(question, &workers).is_ok()
+        self.choose(question, &workers, Spare::Failed).is_ok()
     }
 
     fn of_duties(&self, question: &Question<'_>, duties: &[Duty]) -> Result<Chosen, Error> {
         let mut too_long = false;
         for spare in Spare::ALL {
             let workers = question.standings(duties, spare);
-            match self.choose(question, &workers) {
+            match self.choose(question, &workers, spare) {
                 Ok(choice) => return Ok(question.plan(choice)),
                 Err(refusal) => too_long = refusal == Refusal::TooLong,
             }
@@ -165,16 +165,25 @@ impl Planning {
             for worker in &mut workers {
                 worker.limits = Limits::default();
             }
-            if let Ok(choice) = self.choose(question, &workers) {
+            if let Ok(choice) = self.choose(question, &workers, Spare::Nobody) {
                 return Ok(question.plan(choice));
             }
         }
         Err(nobody(question, self.force))
     }
 
-    fn choose(&self, question: &Question<'_>, workers: &[Standing<'_>]) -> Result<Choice, Refusal> {
+    fn choose(
+        &self,
+        question: &Question<'_>,
+        workers: &[Standing<'_>],
+        spare: Spare,
+    ) -> Result<Choice, Refusal> {
         let (ask, now) = (question.ask(), self.clock.now());
-        let pairing = |prefill, decode| question.snapshot.fits(prefill, decode);
+        let choosy = spare == Spare::Avoided;
+        let snapshot = question.snapshot;
+        let pairing = |prefill, decode| {
+            snapshot.fits(prefill, decode) && !(choosy && snapshot.avoids(prefill, decode))
+        };
         let rng = &mut rand::rng();
         if self.policy == Policy::Cost && self.temperature > 0.0 {
             let temperature = self.temperature;
@@ -221,7 +230,7 @@ impl Planning {
             let mut standings = question.standings(&duties, spare);
             // Whoever holds the KV is past being spared.
             standings[holder].duty = duties[holder];
-            self.choose(question, &standings).ok()
+            self.choose(question, &standings, spare).ok()
         });
         match question.plan(choice?).plan {
             Plan::Split { decode, .. } => Some(decode),

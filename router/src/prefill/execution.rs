@@ -47,6 +47,12 @@ pub struct Held {
 }
 
 impl Held {
+    /// Its prefill worker has given it anew.
+    pub fn renewed(&mut self, ticket: Ticket) {
+        self.ticket = ticket;
+        self.since = Instant::now();
+    }
+
     /// What is left of the lease, in milliseconds.
     pub fn lease_left_ms(&self) -> u64 {
         let spent = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -72,6 +78,8 @@ pub async fn prefill(
         request: fresh_id(),
         ticket,
         decode: decode.id().clone(),
+        decode_at: Some(decode.url("")),
+        router: Some(router.calls.router().clone()),
         route: attempt.request.route(),
         deadline_ms: attempt.time_left_ms(),
         uncached_tokens: Some(work.tokens),

@@ -45,6 +45,7 @@ pub async fn decode(
     let mut decode = decode;
     let mut tried = vec![decode.id().clone()];
     loop {
+        renew(attempt, &mut held, &decode).await;
         let mut reservation = attempt.reserve(planned, &decode, Work::default());
         let rest = held.rest.take();
         let fetched = fetch(attempt, &held, &decode, planned, &mut reservation);
@@ -71,17 +72,26 @@ pub async fn decode(
         match attempt
             .router
             .calls
-            .claim(&held.worker, &held.ticket.id, other.id())
+            .claim(&held.worker, &held.ticket.id, &other)
             .await
         {
-            Ok(ticket) => {
-                held.ticket = ticket;
-                held.since = tokio::time::Instant::now();
-            }
+            Ok(ticket) => held.renewed(ticket),
             Err(refused) => return give_up(attempt, *held, &decode, refused).await,
         }
         tried.push(other.id().clone());
         decode = other;
+    }
+}
+
+/// A lease that is nearly over is asked for anew: its prefill worker may have extended it meanwhile. If it has not, decode
+/// refuses what it cannot use in time.
+async fn renew(attempt: &Attempt<'_>, held: &mut Held, decode: &Worker) {
+    if held.lease_left_ms() > held.ticket.lease_ms / 2 {
+        return;
+    }
+    let calls = &attempt.router.calls;
+    if let Ok(ticket) = calls.claim(&held.worker, &held.ticket.id, decode).await {
+        held.renewed(ticket);
     }
 }
 
@@ -171,12 +181,19 @@ async fn ask(
 
 /// What is learnt from a failure of the decode leg.
 fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Error) {
+    let fleet = &attempt.router.fleet;
+    let prefilled_in = &held.ticket.incarnation;
     match (error.kind, decode.incarnation()) {
-        (ErrorKind::Incompatible, Some(life)) => {
-            attempt
-                .router
-                .fleet
-                .pair_broken(&held.ticket.incarnation, &life);
+        (ErrorKind::Incompatible, Some(life)) => fleet.pair_broken(prefilled_in, &life),
+        // The engine has failed the leg: it, or the one that holds the KV, or the way between them.
+        (ErrorKind::EngineFailed, Some(life)) => {
+            let blame = fleet.pair_suspected(prefilled_in, &life);
+            if blame.prefill {
+                held.worker.failed();
+            }
+            if blame.decode {
+                decode.failed();
+            }
         }
         _ if is_its_fault(error) => decode.failed(),
         _ => {}
@@ -232,6 +249,9 @@ async fn commit(
         }
         held.release.now().await;
         return Err(error.retry(Retry::AfterCancel));
+    }
+    if let Some(life) = decode.incarnation() {
+        router.fleet.pair_proven(&held.ticket.incarnation, &life);
     }
     let bytes = held.ticket.bytes;
     held.release.disarm();

@@ -15,10 +15,12 @@ use http::{HeaderName, HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
 use serde_json::json;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::admission::Permit;
 use super::in_flight::InFlightLeg;
 use super::progress::Progress;
+use super::used::Using;
 use crate::core::Core;
 use crate::engine::{Engine, Leg};
 use crate::metrics::Metrics;
@@ -31,7 +33,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const CALL_TIME: Duration = Duration::from_secs(30);
 
 /// Longest a leg may take at all, whatever the router says.
-const LONGEST_LEG: Duration = Duration::from_secs(24 * 3600);
+pub const LONGEST_LEG: Duration = Duration::from_secs(24 * 3600);
 
 /// The part that all calls share.
 pub trait Call: serde::Serialize + serde::de::DeserializeOwned {
@@ -129,6 +131,7 @@ pub struct ActiveLeg {
     progress: Arc<Progress>,
     quarantine: Option<Arc<String>>,
     reports: Option<ReportGuard>,
+    using: Option<Using>,
 }
 
 impl ActiveLeg {
@@ -153,6 +156,7 @@ impl ActiveLeg {
             progress: Arc::clone(&core.progress),
             quarantine: None,
             reports: None,
+            using: None,
         })
     }
 
@@ -168,6 +172,29 @@ impl ActiveLeg {
             quarantine: self.quarantine.as_ref().map(|name| name.as_str()),
             report_reused: self.reports.is_some(),
         }
+    }
+
+    /// It uses a ticket.
+    pub fn uses(&mut self, using: Using) {
+        self.using = Some(using);
+    }
+
+    /// Cancelled when the leg must end because its ticket was revoked.
+    pub fn revocation(&self) -> CancellationToken {
+        let using = self.using.as_ref();
+        using.map_or_else(CancellationToken::new, Using::revocation)
+    }
+
+    /// The engine fetches nothing for it any more.
+    pub fn fetched(&mut self) {
+        if let Some(using) = self.using.take() {
+            using.fetched();
+        }
+    }
+
+    /// For how long it has been in the engine.
+    pub fn elapsed(&self) -> Duration {
+        self.entry.since().elapsed()
     }
 
     /// Which leg this is.
@@ -196,11 +223,12 @@ impl Drop for ActiveLeg {
     }
 }
 
-/// Sends a leg's body to the engine and waits for the head of its answer.
+/// Sends a leg's body to the engine and waits up to `time` for the head of its answer.
 pub async fn send<E: Engine, C: Call>(
     core: &Arc<Core<E>>,
     arrived: &Arrived<C>,
     body: String,
+    time: Duration,
 ) -> Result<Response<Incoming>, Error> {
     let uri = format!("{}{}", core.engine.base_url(), arrived.request.route());
     let mut request = Request::builder()
@@ -223,7 +251,7 @@ pub async fn send<E: Engine, C: Call>(
             .insert(AUTHORIZATION, authorization.clone());
     }
     arrived.trace.child().apply(request.headers_mut());
-    let sent = core.client.send(request, arrived.time_left()).await;
+    let sent = core.client.send(request, time).await;
     sent.map_err(|error| error.into_error(Source::Engine, C::STAGE))
 }
 

@@ -8,6 +8,7 @@ pub mod admission;
 pub mod answer;
 pub mod in_flight;
 pub mod leg;
+pub mod pace;
 pub mod prefill;
 pub mod progress;
 pub mod stream;

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::table::short;
 use super::{Figure, figures_of, show};
-use crate::system::{self, Missing, Need};
+use crate::system::{self, Missing};
 use crate::workspace::{self, cargo};
 
 /// What `bench routing` is asked for.
@@ -49,7 +49,7 @@ pub(crate) struct RoutingArgs {
 }
 
 pub(super) fn run(args: &RoutingArgs, missing: Missing) -> Result<()> {
-    system::ensure_present(&[Need::CxxCompiler], missing)?;
+    system::ensure_present(&system::BUILD, missing)?;
     let binary = ["--package", "baton-integration", "--bin", "baton-bench"];
     workspace::run(
         cargo()

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -105,6 +105,11 @@ impl Installation {
     /// The Python that the engine runs in; the official `openai` client is there too.
     pub(crate) fn python(&self) -> PathBuf {
         self.venv.join("bin/python")
+    }
+
+    /// The environment that it is installed in.
+    pub(crate) fn venv(&self) -> &Path {
+        &self.venv
     }
 
     /// Where the tiny model is.

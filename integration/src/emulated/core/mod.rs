@@ -5,26 +5,28 @@
 //! an engine's wire: what an engine says is made of [`Output`]s and of the pool's [`Change`]s.
 
 mod handoff;
+mod network;
 mod sequence;
 mod state;
 mod step;
 
-use std::future::Future;
-use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use baton_transfer::Link;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 pub use self::handoff::{HeldKv, Remote};
+pub use self::network::{Failure, Network, Pending};
 pub use self::sequence::{Finish, Handoff, Output, Request, Sampling, Submitted};
 use self::state::State;
 pub use self::state::Stats;
 use self::step::{Fetch, Planned};
-use super::plane::Failure;
-use super::pool::{BlockHash, BlockId, CacheKeys, Change};
-use super::speed::{Link, Speed};
+use super::memory::Memory;
+use super::pool::{BlockHash, BlockId, CacheKeys, Change, Pool};
+use super::speed::Speed;
 use super::tokenizer::Tokenizer;
 
 /// How a rank is made.
@@ -56,24 +58,6 @@ pub struct CoreConfig {
     pub recompute_failed_loads: bool,
     /// The engine's hash of a full block.
     pub hash: fn(Option<&BlockHash>, &[u32], &CacheKeys) -> BlockHash,
-}
-
-/// A future that an engine gives to its ranks.
-pub type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-/// How a rank reaches the KV of other engines.
-pub trait Network: Send + Sync {
-    /// Brings the rows of a prompt from `first_token` up to `tokens`, in whole blocks of the holder, and tells the holder
-    /// that they arrived.
-    fn fetch(
-        &self,
-        remote: Remote,
-        first_token: usize,
-        tokens: usize,
-    ) -> Pending<Result<Vec<u8>, Failure>>;
-
-    /// Tells a holder something.
-    fn notify(&self, remote: Remote, message: String) -> Pending<()>;
 }
 
 /// Where a rank tells what happened, once a step.
@@ -131,6 +115,13 @@ pub trait Mortal: Send + Sync {
     fn die(&self, of: &str);
 }
 
+impl CoreConfig {
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> usize {
+        self.block_size as usize * self.row_bytes
+    }
+}
+
 /// One rank.
 pub struct Core {
     config: CoreConfig,
@@ -141,6 +132,7 @@ pub struct Core {
     state: Mutex<State>,
     wake: Notify,
     frozen: watch::Sender<bool>,
+    deaf: AtomicBool,
     link: Link,
 }
 
@@ -153,7 +145,7 @@ impl std::fmt::Debug for Core {
 }
 
 impl Core {
-    /// A rank with an empty cache. It works while [`Core::run`] does.
+    /// A rank with an empty cache in memory of its own. It works while [`Core::run`] does.
     pub fn new(
         config: CoreConfig,
         tokenizer: Arc<Tokenizer>,
@@ -161,11 +153,37 @@ impl Core {
         listener: Arc<dyn Listener>,
         process: Arc<dyn Mortal>,
     ) -> Arc<Self> {
+        let pool = Pool::new(config.blocks, config.block_bytes());
+        Self::with(pool, config, tokenizer, network, listener, process)
+    }
+
+    /// The same with its cache in this memory, which has room for it.
+    pub fn within(
+        memory: Memory,
+        config: CoreConfig,
+        tokenizer: Arc<Tokenizer>,
+        network: Arc<dyn Network>,
+        listener: Arc<dyn Listener>,
+        process: Arc<dyn Mortal>,
+    ) -> Arc<Self> {
+        let pool = Pool::within(memory, config.blocks, config.block_bytes());
+        Self::with(pool, config, tokenizer, network, listener, process)
+    }
+
+    fn with(
+        pool: Pool,
+        config: CoreConfig,
+        tokenizer: Arc<Tokenizer>,
+        network: Arc<dyn Network>,
+        listener: Arc<dyn Listener>,
+        process: Arc<dyn Mortal>,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State::new(&config)),
+            state: Mutex::new(State::new(pool, &config)),
             link: Link::new(config.kv_bandwidth),
             wake: Notify::new(),
             frozen: watch::Sender::new(false),
+            deaf: AtomicBool::new(false),
             config,
             tokenizer,
             network,
@@ -184,7 +202,7 @@ impl Core {
         &self.tokenizer
     }
 
-    /// Its network card.
+    /// The way on which its KV leaves, where no agent gives it away.
     pub fn link(&self) -> &Link {
         &self.link
     }
@@ -227,6 +245,9 @@ impl Core {
 
     /// A notification came over the data plane.
     pub fn notified(&self, message: &[u8]) {
+        if self.deaf.load(Ordering::Relaxed) {
+            return;
+        }
         let outcome = self
             .state()
             .notified(message, Instant::now(), self.config.lease);
@@ -238,7 +259,7 @@ impl Core {
 
     /// Bytes of a block, whoever it belongs to.
     pub fn read_block(&self, id: BlockId) -> Option<Vec<u8>> {
-        self.state().pool.read(id).map(<[u8]>::to_vec)
+        self.state().pool.block(id)
     }
 
     /// Forgets all cached blocks. The event goes out with the next step's.
@@ -251,6 +272,11 @@ impl Core {
         self.frozen.send_replace(frozen);
     }
 
+    /// Takes no notice of notifications any more, or does again: what it holds for decode stays until its lease ends.
+    pub fn deafen(&self, deaf: bool) {
+        self.deaf.store(deaf, Ordering::Relaxed);
+    }
+
     /// Hashes of all blocks that can be found.
     pub fn cached(&self) -> Vec<BlockHash> {
         self.state().pool.held()
@@ -261,6 +287,15 @@ impl Core {
         let mut state = self.state();
         state.expire(Instant::now());
         state.held.len()
+    }
+
+    /// The same by id, with how many blocks each has.
+    pub fn held(&self) -> Vec<(String, usize)> {
+        let mut state = self.state();
+        state.expire(Instant::now());
+        let held = state.held.iter();
+        held.map(|(id, held)| (id.clone(), held.blocks.len()))
+            .collect()
     }
 
     /// Writes nonsense over every block that nobody uses, as other requests do sooner or later.
@@ -305,7 +340,8 @@ impl Core {
         }
     }
 
-    async fn thawed(&self) {
+    /// Waits until it is not frozen.
+    pub async fn thawed(&self) {
         let mut frozen = self.frozen.subscribe();
         // Fails only if the sender is gone, which is part of `self`.
         let _ = frozen.wait_for(|frozen| !frozen).await;

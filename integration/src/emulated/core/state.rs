@@ -70,10 +70,9 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(config: &CoreConfig) -> Self {
-        let block_bytes = config.block_size as usize * config.row_bytes;
+    pub(super) fn new(pool: Pool, config: &CoreConfig) -> Self {
         Self {
-            pool: Pool::new(config.blocks, block_bytes),
+            pool,
             sequences: HashMap::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -146,7 +145,11 @@ impl State {
         let Some(sequence) = self.sequences.get_mut(&key) else {
             return;
         };
-        let given_up = sequence.given_up;
+        if sequence.given_up {
+            // Nobody looks at what came, so that nobody finds it later either.
+            self.remove(key);
+            return;
+        }
         match rows {
             Ok(rows) => {
                 self.write_fetched(key, &rows, took, config);
@@ -164,11 +167,7 @@ impl State {
                 sequence.say(Output::LoadFailed);
                 *self.stats.finished.entry("error").or_default() += 1;
                 self.remove(key);
-                return;
             }
-        }
-        if given_up {
-            self.remove(key);
         }
     }
 
@@ -176,7 +175,7 @@ impl State {
         let Some(sequence) = self.sequences.get_mut(&key) else {
             return;
         };
-        let block_bytes = config.block_size as usize * config.row_bytes;
+        let block_bytes = config.block_bytes();
         let first = sequence.computed / config.block_size as usize;
         let blocks = &sequence.blocks[first..];
         self.measured.push(Measured::Transfer {
@@ -185,7 +184,7 @@ impl State {
             blocks: blocks.len(),
         });
         for (id, bytes) in blocks.iter().zip(rows.chunks(block_bytes)) {
-            self.pool.write(*id, 0..bytes.len()).copy_from_slice(bytes);
+            self.pool.write(*id, 0, bytes);
         }
         sequence.fetched = sequence.prompt_len - sequence.computed;
         // The last token is computed once more, for its logits.

@@ -343,24 +343,20 @@ impl State {
         };
         let (row, block_size) = (config.row_bytes, config.block_size as usize);
         let place = |sequence: &Sequence, at: usize| {
-            let within = (at % block_size) * row;
-            (sequence.blocks[at / block_size], within..within + row)
+            (sequence.blocks[at / block_size], (at % block_size) * row)
         };
         let mut previous = match sequence.computed.checked_sub(1) {
             None => sequence.kv_seed(),
             Some(last) => {
                 let (block, within) = place(sequence, last);
-                let block = self.pool.read(block).unwrap_or_default();
-                model::beginning(&block[within])
+                model::beginning(&self.pool.read(block, within, row))
             }
         };
+        let mut written = vec![0; row];
         for at in sequence.computed..sequence.computed + tokens {
             let (block, within) = place(sequence, at);
-            previous = model::write_row(
-                previous,
-                sequence.tokens[at],
-                self.pool.write(block, within),
-            );
+            previous = model::write_row(previous, sequence.tokens[at], &mut written);
+            self.pool.write(block, within, &written);
         }
         sequence.computed += tokens;
         let mut unattended = sequence.unattended();
@@ -368,8 +364,7 @@ impl State {
             // As many rows at once as are left in the block.
             let (block, within) = place(sequence, at);
             let rows = (block_size - at % block_size).min(unattended.len() + 1);
-            let bytes = self.pool.read(block).unwrap_or_default();
-            sequence.attend(&bytes[within.start..within.start + rows * row], row);
+            sequence.attend(&self.pool.read(block, within, rows * row), row);
             unattended = sequence.unattended();
         }
     }

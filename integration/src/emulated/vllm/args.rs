@@ -1,19 +1,22 @@
 //! The command line of the emulated engine: vLLM's own flags as far as they matter, and `--emulate-…`.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use baton_transfer::{Fabric, Library};
 use clap::{Parser, ValueEnum};
 use serde::Deserialize;
 
 use super::config::{Config, EventsConfig};
 use super::events::HashForm;
+use super::telling::LAYERS;
 use crate::emulated::model::ROW_BYTES;
 use crate::emulated::speed::Speed;
 
 /// An emulated vLLM 0.32.0: its HTTP API, KV events, NIXL side channel and metrics, a paged prefix cache with real bytes
-/// that move between engines over loopback TCP, and no model.
+/// that move between engines over NIXL or loopback TCP, and no model.
 ///
 /// The next token is a function of all KV bytes held, so wrong or missing KV changes the text. It takes vLLM's own flags;
 /// a sidecar launches it as it launches the real one:
@@ -126,6 +129,11 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = ROW_BYTES)]
     emulate_kv_bytes_per_token: usize,
 
+    /// Move KV over NIXL: its library, or a folder that has it, such as the Python environment of a real engine [default:
+    /// over loopback TCP, with engines that do so, too].
+    #[arg(long, env = "BATON_NIXL_LIB", value_name = "PATH")]
+    emulate_nixl_lib: Option<PathBuf>,
+
     /// Bytes per second at which KV leaves this engine, all transfers together [default: as fast as the machine].
     #[arg(long, value_name = "BYTES/S")]
     emulate_kv_bandwidth: Option<f64>,
@@ -230,6 +238,7 @@ impl Args {
             prompt_tokens_details: self.enable_prompt_tokens_details,
             scale_out: self.enable_scale_out,
             speed: self.speed(),
+            fabric: self.fabric()?,
             kv_bandwidth: self.emulate_kv_bandwidth,
             row_bytes: self.emulate_kv_bytes_per_token,
             seed: self.emulate_seed,
@@ -258,10 +267,29 @@ impl Args {
         if self.emulate_kv_bytes_per_token < 8 {
             bail!("--emulate-kv-bytes-per-token must be at least 8");
         }
+        let block_bytes = self.emulate_kv_bytes_per_token * self.block_size as usize;
+        if !block_bytes.is_multiple_of(LAYERS) {
+            bail!(
+                "--emulate-kv-bytes-per-token times --block-size must divide into {LAYERS} layers"
+            );
+        }
+        if self.emulate_nixl_lib.is_some() && self.emulate_kv_bandwidth.is_some() {
+            bail!(
+                "--emulate-kv-bandwidth does not slow NIXL down; leave it or --emulate-nixl-lib away"
+            );
+        }
         if self.max_num_batched_tokens == 0 || self.max_num_seqs == 0 {
             bail!("--max-num-batched-tokens and --max-num-seqs must be at least 1");
         }
         Ok(())
+    }
+
+    fn fabric(&self) -> Result<Fabric> {
+        let Some(path) = &self.emulate_nixl_lib else {
+            return Ok(Fabric::loopback());
+        };
+        let library = Library::find(Some(path), &[])?;
+        Ok(Fabric::nixl(&library)?)
     }
 
     fn loras(&self) -> Vec<String> {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use baton_transfer::Fabric;
+
 use super::super::core::CoreConfig;
 use super::super::model::ROW_BYTES;
 use super::super::pool::{BlockHash, CacheKeys};
@@ -83,7 +85,9 @@ pub struct Config {
     pub dev_mode: bool,
     /// How long its steps take.
     pub speed: Speed,
-    /// Bytes per second at which KV leaves it; `None` is as fast as the machine.
+    /// Over what its KV leaves it.
+    pub fabric: Fabric,
+    /// Bytes per second at which KV leaves it; `None` is as fast as the machine. NIXL takes no notice.
     pub kv_bandwidth: Option<f64>,
     /// Bytes of KV that a token leaves.
     pub row_bytes: usize,
@@ -119,6 +123,7 @@ impl Config {
             scale_out: false,
             dev_mode: true,
             speed: Speed::INSTANT,
+            fabric: Fabric::loopback(),
             kv_bandwidth: None,
             row_bytes: ROW_BYTES,
             seed: 0,

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use baton_transfer::{Agent, AgentConfig, TransferError};
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
 
 use super::super::core::{Core, Listener, Mortal, Stats};
-use super::super::plane;
+use super::super::memory::Memory;
 use super::super::tokenizer::Tokenizer;
 use super::config::{Config, EventsConfig};
 use super::publisher::{Faults, Publisher, PublisherConfig};
@@ -30,7 +31,7 @@ pub(super) struct Rank {
     pub(super) core: Arc<Core>,
     pub(super) publisher: Option<Arc<Publisher>>,
     pub(super) telling: Arc<Telling>,
-    agent: String,
+    agent: Agent,
     side_channel: Mutex<Option<side_channel::Listener>>,
 }
 
@@ -171,23 +172,9 @@ impl EmulatedVllm {
 
     async fn boot_rank(&self, rank: u32, engine_id: &str, death: &Arc<Death>) -> Rank {
         let config = &self.inner.config;
-        let plane = tokio::net::TcpListener::bind("127.0.0.1:0")
-            .await
-            .expect("a free port");
-        let agent = uuid();
-        let facts = HandshakeFacts {
-            compatibility_hash: config.compatibility_hash.clone(),
-            engine_id: engine_id.to_owned(),
-            agent: agent.clone(),
-            kv_plane_port: Some(plane.local_addr().expect("it is bound").port()),
-            block_size: config.block_size,
-            block_len_bytes: (config.row_bytes / LAYERS) as u64 * u64::from(config.block_size),
-            num_blocks: u64::from(config.blocks),
-            layers: LAYERS,
-            base_address: rand::rng().random::<u64>() >> 17 << 6,
-            layout: config.layout.clone(),
-            attention_backend: "CPU_ATTN".to_owned(),
-        };
+        let (agent, memory, facts) = self.memory(engine_id).await.expect("an agent and memory");
+        let landing = agent.register(config.core(rank).block_bytes(), config.blocks as usize);
+        let landing = landing.await.expect("as much memory again");
         let publisher = match &config.events {
             None => None,
             Some(events) => Some(publisher(events, rank).await),
@@ -197,20 +184,16 @@ impl EmulatedVllm {
             config.block_size,
             config.remember,
         ));
-        let core = Core::new(
+        let core = Core::within(
+            memory,
             config.core(rank),
             Arc::clone(&self.inner.tokenizer),
-            Arc::new(Transfer::new(facts.clone(), config.row_bytes)),
+            Arc::new(Transfer::new(facts.clone(), agent.clone(), landing)),
             Arc::clone(&telling) as Arc<dyn Listener>,
             Arc::clone(death) as Arc<dyn Mortal>,
         );
         let dead = death.dead.clone();
-        tokio::spawn(plane::serve(
-            plane,
-            agent.clone(),
-            Arc::clone(&core),
-            dead.clone(),
-        ));
+        tokio::spawn(listen_to_agents(agent.clone(), Arc::clone(&core)));
         let work = Arc::clone(&core).run();
         tokio::spawn(async move { dead.run_until_cancelled(work).await });
         let side_channel = match config.role {
@@ -224,6 +207,39 @@ impl EmulatedVllm {
             agent,
             side_channel: Mutex::new(side_channel),
         }
+    }
+
+    /// An agent, KV memory that it has registered, and what the side channel says of both.
+    async fn memory(
+        &self,
+        engine_id: &str,
+    ) -> Result<(Agent, Memory, HandshakeFacts), TransferError> {
+        let config = &self.inner.config;
+        let block_len_bytes = config.core(0).block_bytes() / LAYERS;
+        let agent = AgentConfig {
+            bandwidth: config.kv_bandwidth,
+            ..AgentConfig::new(uuid())
+        };
+        let agent = Agent::start(&config.fabric, agent).await?;
+        let layer_bytes = block_len_bytes * config.blocks as usize;
+        let regions = agent.register(layer_bytes, LAYERS).await?;
+        let regions = regions
+            .take(LAYERS)
+            .ok_or(TransferError::NoRoom(layer_bytes))?;
+        let facts = HandshakeFacts {
+            compatibility_hash: config.compatibility_hash.clone(),
+            engine_id: engine_id.to_owned(),
+            metadata: agent.metadata().await?,
+            block_size: config.block_size,
+            block_len_bytes: block_len_bytes as u64,
+            num_blocks: u64::from(config.blocks),
+            base_addresses: (0..LAYERS)
+                .map(|layer| regions.span(layer).address)
+                .collect(),
+            layout: config.layout.clone(),
+            attention_backend: "CPU_ATTN".to_owned(),
+        };
+        Ok((agent, Memory::Registered(regions), facts))
     }
 
     async fn listen(&self, rank: u32, facts: &HandshakeFacts) -> side_channel::Listener {
@@ -256,6 +272,7 @@ impl EmulatedVllm {
             if let Some(publisher) = &rank.publisher {
                 publisher.stop().await;
             }
+            rank.agent.end();
         }
     }
 
@@ -291,6 +308,13 @@ impl EmulatedVllm {
             .collect()
     }
 
+    /// Does this to every rank, if the engine runs.
+    fn to_ranks(&self, what: impl Fn(&Rank)) {
+        let running = self.inner.running.lock().unwrap().clone();
+        let ranks = running.iter().flat_map(|life| &life.ranks);
+        ranks.for_each(what);
+    }
+
     /// Adds a rule; the first one that fits a request and is not used up counts.
     pub fn script(&self, rule: Rule) {
         self.inner.rules.lock().unwrap().push(rule);
@@ -301,9 +325,7 @@ impl EmulatedVllm {
         self.inner.rules.lock().unwrap().clear();
         *self.inner.http_mode.lock().unwrap() = Http::Normal;
         *self.inner.side_mode.lock().unwrap() = SideChannel::Normal;
-        if self.is_alive() {
-            self.freeze(false);
-        }
+        self.freeze(false);
     }
 
     /// How the HTTP server behaves from now on.
@@ -318,7 +340,17 @@ impl EmulatedVllm {
 
     /// The scheduler stands still, as if stopped by a signal or a hung device, while HTTP and health go on answering.
     pub fn freeze(&self, frozen: bool) {
-        self.cores(|core| core.freeze(frozen));
+        self.to_ranks(|rank| rank.core.freeze(frozen));
+    }
+
+    /// Its ranks take no notice of notifications any more, or do again, in this life: what they hold stays held.
+    pub fn deafen(&self, deaf: bool) {
+        self.to_ranks(|rank| rank.core.deafen(deaf));
+    }
+
+    /// Its network carries no KV to other engines any more, or does again, in this life.
+    pub fn stall_link(&self, stalled: bool) {
+        self.to_ranks(|rank| rank.agent.stall(stalled));
     }
 
     /// What can go wrong with the events of a rank; `None` if it publishes none.
@@ -378,6 +410,11 @@ impl EmulatedVllm {
         self.inner.seen.lock().unwrap().clone()
     }
 
+    /// The same, which are then forgotten.
+    pub fn take_seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.inner.seen.lock().unwrap())
+    }
+
     /// Those of one leg.
     pub fn seen_of(&self, leg: Leg) -> Vec<Seen> {
         self.seen()
@@ -417,6 +454,11 @@ impl EmulatedVllm {
         self.cores(Core::holds).into_iter().sum()
     }
 
+    /// The same by id, with how many blocks each has.
+    pub fn held(&self) -> Vec<(String, usize)> {
+        self.cores(Core::held).into_iter().flatten().collect()
+    }
+
     /// Prompt tokens whose KV it has pulled from other engines, in this life.
     pub fn transferred_tokens(&self) -> u64 {
         self.stats().iter().map(|stats| stats.external_tokens).sum()
@@ -434,12 +476,18 @@ impl EmulatedVllm {
 
     /// Name of its first rank's NIXL agent.
     pub fn agent(&self) -> String {
-        self.life().ranks[0].agent.clone()
+        self.life().ranks[0].agent.name().to_owned()
     }
 
     /// Its `engine_id`.
     pub fn engine_id(&self) -> String {
         self.life().engine_id.clone()
+    }
+
+    /// The same while it runs.
+    pub fn running_engine_id(&self) -> Option<String> {
+        let running = self.inner.running.lock().unwrap();
+        running.as_ref().map(|life| life.engine_id.clone())
     }
 
     /// What ended its scheduler, in words. Baton never sends such a body.
@@ -485,6 +533,17 @@ impl EmulatedVllm {
             flags.extend(["--engine-api-key".to_owned(), key.clone()]);
         }
         flags
+    }
+}
+
+/// Takes notifications until the agent ends. The real scheduler looks for them between its steps: one that stands still
+/// hears nothing.
+async fn listen_to_agents(agent: Agent, core: Arc<Core>) {
+    while let Ok(notifications) = agent.notifications().await {
+        core.thawed().await;
+        for notification in notifications {
+            core.notified(&notification.message);
+        }
     }
 }
 

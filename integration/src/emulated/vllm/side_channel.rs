@@ -3,8 +3,8 @@
 //! The listener is a ZMQ ROUTER that survives one kind of request: any other frame and any unknown rank ends it for good,
 //! while the engine goes on, as it does the real one. Nothing authenticates the port.
 //!
-//! What NIXL itself would say is opaque to everyone but NIXL; here it carries, behind the agent's name where a sidecar
-//! looks for it, at which port the emulated engine gives its KV away.
+//! What its agent tells of itself is opaque to everyone but agents of the same fabric; a sidecar looks for the agent's name in
+//! it.
 
 mod facts;
 #[cfg(test)]

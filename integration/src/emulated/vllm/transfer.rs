@@ -1,22 +1,25 @@
-//! How a rank fetches KV: handshake with engines it has not met, then blocks over the data plane.
+//! How a rank fetches KV: handshake with engines it has not met, then a read of their memory.
 //!
 //! The agent of an `engine_id` is kept for good (the real engine: an hour), so a holder that restarted under the same
 //! `engine_id` fails every transfer, as recorded.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use super::super::core::{Network, Pending, Remote};
-use super::super::plane::{Connections, Failure};
+use baton_transfer::{Agent, Peer, Pool, ReadFailed, Span};
+
+use super::super::core::{Failure, Network, Pending, Remote};
 use super::side_channel::{self, HandshakeFacts};
+
+/// The real engine waits for its KV as long as the holder stands still.
+const NO_DEADLINE: Duration = Duration::MAX;
 
 /// An engine that this one has met.
 #[derive(Debug, Clone)]
 struct Met {
-    agent: String,
-    plane: SocketAddr,
-    block_size: usize,
+    peer: Peer,
+    facts: Arc<HandshakeFacts>,
 }
 
 /// The transfer side of one rank.
@@ -26,18 +29,19 @@ pub(super) struct Transfer(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     own: HandshakeFacts,
-    row_bytes: usize,
+    agent: Agent,
+    /// KV is read into here, and from here into blocks.
+    landing: Pool,
     met: Mutex<HashMap<String, Met>>,
-    connections: Connections,
 }
 
 impl Transfer {
-    pub(super) fn new(own: HandshakeFacts, row_bytes: usize) -> Self {
+    pub(super) fn new(own: HandshakeFacts, agent: Agent, landing: Pool) -> Self {
         Self(Arc::new(Inner {
             own,
-            row_bytes,
+            agent,
+            landing,
             met: Mutex::default(),
-            connections: Connections::default(),
         }))
     }
 }
@@ -56,13 +60,9 @@ impl Network for Transfer {
     fn notify(&self, remote: Remote, message: String) -> Pending<()> {
         let inner = Arc::clone(&self.0);
         Box::pin(async move {
-            // Fire and forget, as over NIXL.
+            // Fire and forget.
             if let Ok(met) = inner.meet(&remote).await {
-                let message = message.as_bytes();
-                let _ = inner
-                    .connections
-                    .notify(met.plane, &met.agent, message)
-                    .await;
+                let _ = inner.agent.notify(&met.peer, message.as_bytes()).await;
             }
         })
     }
@@ -75,14 +75,27 @@ impl Inner {
         first_token: usize,
         tokens: usize,
     ) -> Result<Vec<u8>, Failure> {
-        let met = self.meet(remote).await?;
-        let blocks = first_token / met.block_size..tokens.div_ceil(met.block_size);
+        let Met { peer, facts } = self.meet(remote).await?;
+        let block_size = facts.block_size as usize;
+        let blocks = first_token / block_size..tokens.div_ceil(block_size);
         let ids = remote.blocks.get(blocks).ok_or(Failure::NoSuchBlock)?;
-        let block_bytes = met.block_size * self.row_bytes;
+        let spans = ids.iter().map(|id| facts.spans(*id).map(Iterator::collect));
+        let spans: Option<Vec<Vec<Span>>> = spans.collect();
+        let spans = spans.ok_or(Failure::NoSuchBlock)?.concat();
+        if spans.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bytes = ids.len() * facts.block_bytes();
+        let into = self.landing.take(bytes.div_ceil(self.landing.slot_bytes()));
+        let into = into.ok_or(Failure::NoRoom)?;
         let arrived = format!("{}:1", remote.request_id);
-        self.connections
-            .read(met.plane, &met.agent, ids, block_bytes, &arrived)
-            .await
+        let read = self
+            .agent
+            .read(&peer, &spans, into, Some(arrived.as_bytes()), NO_DEADLINE);
+        let read = read.await.map_err(|ReadFailed { error, .. }| error)?;
+        let mut rows = read.to_vec();
+        rows.truncate(bytes);
+        Ok(rows)
     }
 
     /// The engine behind a side channel; a handshake if this one has not met it.
@@ -96,12 +109,9 @@ impl Inner {
             .map_err(|error| Failure::Handshake(error.to_string()))?;
         self.check(remote, &facts)
             .map_err(|why| Failure::Handshake(why.to_owned()))?;
-        let port = facts.kv_plane_port;
-        let port = port.ok_or_else(|| Failure::Handshake("a real engine".to_owned()))?;
         let met = Met {
-            agent: facts.agent,
-            plane: SocketAddr::from(([127, 0, 0, 1], port)),
-            block_size: facts.block_size as usize,
+            peer: self.agent.meet(&facts.metadata).await?,
+            facts: Arc::new(facts),
         };
         let mut known = self.met.lock().unwrap();
         Ok(known.entry(remote.engine_id.clone()).or_insert(met).clone())
@@ -116,6 +126,9 @@ impl Inner {
         }
         if facts.layout != self.own.layout {
             return Err("another layout");
+        }
+        if facts.base_addresses.len() != self.own.base_addresses.len() {
+            return Err("another number of layers");
         }
         let divides = facts.block_size > 0 && self.own.block_size.is_multiple_of(facts.block_size);
         divides.then_some(()).ok_or("block sizes do not divide")

@@ -2,19 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use baton_transfer::{Metadata, Span};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use super::HandshakeError;
-
-/// Where a NIXL blob begins: with its agent's name.
-const AGENT: &[u8] = b"nixlSerDes|Agent";
-
-/// What follows the name: no connections.
-const NO_CONNECTIONS: &[u8] = b"|Conns\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-
-/// Before the port of an emulated engine's KV, which is a u16, little-endian.
-const KV_PLANE: &[u8] = b"|EmulatedKv";
 
 /// What a decode engine learns of a prefill engine. All layers have blocks of one length.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,20 +15,16 @@ pub struct HandshakeFacts {
     pub compatibility_hash: String,
     /// Its `engine_id`.
     pub engine_id: String,
-    /// Name of its NIXL agent, new for every life of the engine.
-    pub agent: String,
-    /// Where an emulated engine gives its KV away; `None` for a real one.
-    pub kv_plane_port: Option<u16>,
+    /// What its agent tells of itself, NIXL's or an emulated engine's own. Its name is new for every life of the engine.
+    pub metadata: Metadata,
     /// Tokens per block.
     pub block_size: u32,
     /// Bytes of one block of one layer.
     pub block_len_bytes: u64,
     /// Blocks per layer.
     pub num_blocks: u64,
-    /// How many.
-    pub layers: usize,
-    /// Address of the first layer's KV, new for every life of the engine. The others follow it.
-    pub base_address: u64,
+    /// Address of each layer's KV, new for every life of the engine.
+    pub base_addresses: Vec<u64>,
     /// Order of the dimensions.
     pub layout: String,
     /// Name of the attention backend.
@@ -93,22 +81,19 @@ impl HandshakeFacts {
         let metadata: AgentMetadata =
             rmp_serde::from_slice(&payload.agent_metadata_bytes).map_err(strange)?;
         let missing = |what: &str| HandshakeError::Nonsense(format!("it has no {what}"));
-        let (agent, rest) =
-            agent_name(&metadata.agent_metadata).ok_or_else(|| missing("agent name"))?;
-        let regions = metadata
+        let block_len_bytes = *metadata
             .block_lens
             .first()
-            .zip(metadata.kv_caches_base_addr.first());
-        let (block_len_bytes, base_address) = regions.ok_or_else(|| missing("layers"))?;
+            .ok_or_else(|| missing("layers"))?;
+        let agent = Metadata::parse(&metadata.agent_metadata)
+            .map_err(|error| HandshakeError::Nonsense(error.to_string()))?;
         Ok(Self {
             compatibility_hash: payload.compatibility_hash,
-            agent: agent.to_owned(),
-            kv_plane_port: kv_plane_port(rest),
+            metadata: agent,
             block_size: metadata.block_size,
-            block_len_bytes: *block_len_bytes,
+            block_len_bytes,
             num_blocks: metadata.num_blocks,
-            layers: metadata.block_lens.len(),
-            base_address: *base_address,
+            base_addresses: metadata.kv_caches_base_addr,
             engine_id: metadata.engine_id,
             layout: metadata.kv_cache_layout,
             attention_backend: metadata.attn_backend_name,
@@ -116,14 +101,12 @@ impl HandshakeFacts {
     }
 
     fn metadata(&self) -> AgentMetadata {
-        let layers = self.layers;
-        let layer_bytes = self.num_blocks * self.block_len_bytes;
-        let bases = (0..layers as u64).map(|layer| self.base_address + layer * layer_bytes);
+        let layers = self.base_addresses.len();
         let name = |layer| format!("model.layers.{layer}.self_attn.attn");
         AgentMetadata {
             engine_id: self.engine_id.clone(),
-            agent_metadata: self.blob().into(),
-            kv_caches_base_addr: bases.collect(),
+            agent_metadata: self.metadata.bytes().to_vec().into(),
+            kv_caches_base_addr: self.base_addresses.clone(),
             device_id: 0,
             num_blocks: self.num_blocks,
             block_lens: vec![self.block_len_bytes; layers],
@@ -145,32 +128,23 @@ impl HandshakeFacts {
         }
     }
 
-    /// What stands where NIXL's own description would.
-    pub(super) fn blob(&self) -> Vec<u8> {
-        let mut blob = AGENT.to_vec();
-        blob.extend((self.agent.len() as u64).to_le_bytes());
-        blob.extend(self.agent.as_bytes());
-        blob.extend(NO_CONNECTIONS);
-        if let Some(port) = self.kv_plane_port {
-            blob.extend(KV_PLANE);
-            blob.extend(port.to_le_bytes());
-        }
-        blob
+    /// Where a block is, layer by layer; `None` if there is none of this number.
+    pub fn spans(&self, block: u32) -> Option<impl Iterator<Item = Span>> {
+        let offset = u64::from(block).checked_mul(self.block_len_bytes)?;
+        let bytes = usize::try_from(self.block_len_bytes).ok()?;
+        let at = move |base: &u64| Span {
+            address: base.wrapping_add(offset),
+            bytes,
+            device: 0,
+        };
+        let exists = u64::from(block) < self.num_blocks;
+        exists.then(|| self.base_addresses.iter().map(at))
     }
-}
 
-/// The name, which its length as a u64, little-endian, precedes, and what follows it.
-fn agent_name(blob: &[u8]) -> Option<(&str, &[u8])> {
-    let (length, rest) = blob.strip_prefix(AGENT)?.split_first_chunk()?;
-    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-    let (name, rest) = rest.split_at_checked(length)?;
-    Some((std::str::from_utf8(name).ok()?, rest))
-}
-
-fn kv_plane_port(rest: &[u8]) -> Option<u16> {
-    let at = rest
-        .windows(KV_PLANE.len())
-        .position(|window| window == KV_PLANE)?;
-    let port = rest[at + KV_PLANE.len()..].first_chunk()?;
-    Some(u16::from_le_bytes(*port))
+    /// Bytes of a block over all layers.
+    pub fn block_bytes(&self) -> usize {
+        usize::try_from(self.block_len_bytes)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(self.base_addresses.len())
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use rmpv::Value;
+use baton_transfer::Kind;
 
 use super::*;
 use crate::wait::{self, until};
@@ -16,11 +16,9 @@ fn recorded(engine: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(byte).collect()
 }
 
-/// Those of a real engine, and where the emulated one's KV would be.
+/// Those of a real engine, its agent among them.
 fn facts() -> HandshakeFacts {
-    let mut facts = HandshakeFacts::parse(&recorded("prefill")).unwrap();
-    facts.kv_plane_port = Some(4711);
-    facts
+    HandshakeFacts::parse(&recorded("prefill")).unwrap()
 }
 
 struct Listening {
@@ -59,52 +57,37 @@ impl Listening {
     }
 }
 
-/// The recorded payload, with the parts replaced that differ by design.
-fn expected_payload() -> Vec<u8> {
-    let mut payload = rmpv::decode::read_value(&mut &recorded("prefill")[..]).unwrap();
-    let metadata = field(&mut payload, "agent_metadata_bytes");
-    let mut inner = rmpv::decode::read_value(&mut metadata.as_slice().unwrap()).unwrap();
-    *field(&mut inner, "agent_metadata") = Value::Binary(facts().blob());
-    *metadata = Value::Binary(written(&inner));
-    written(&payload)
-}
-
-fn field<'a>(map: &'a mut Value, key: &str) -> &'a mut Value {
-    let Value::Map(entries) = map else {
-        panic!("no map: {map}");
-    };
-    let entry = entries
-        .iter_mut()
-        .find(|(name, _)| name.as_str() == Some(key));
-    &mut entry.unwrap().1
-}
-
-fn written(value: &Value) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    rmpv::encode::write_value(&mut bytes, value).unwrap();
-    bytes
-}
-
 #[test]
-fn the_payload_is_the_recorded_one_but_for_what_is_nixls_own() {
-    assert_eq!(facts().encode(), expected_payload());
+fn the_payload_is_the_recorded_one() {
+    assert_eq!(facts().encode(), recorded("prefill"));
 }
 
 #[test]
 fn facts_survive_the_way() {
     assert_eq!(HandshakeFacts::parse(&facts().encode()), Ok(facts()));
     let real = HandshakeFacts::parse(&recorded("decode")).unwrap();
-    assert_eq!(real.kv_plane_port, None);
+    assert_eq!(real.metadata.kind(), Kind::Nixl);
     assert_eq!(
-        (real.layers, real.block_len_bytes, real.num_blocks),
-        (2, 8192, 256)
+        (real.block_len_bytes, real.block_bytes(), real.num_blocks),
+        (8192, 16_384, 256)
     );
+    let spans: Vec<_> = real.spans(255).unwrap().collect();
+    let [first, second] = &real.base_addresses[..] else {
+        panic!("it has two layers");
+    };
+    let addresses = [first + 255 * 8192, second + 255 * 8192];
+    assert_eq!(
+        spans.iter().map(|span| span.address).collect::<Vec<_>>(),
+        addresses
+    );
+    assert!(spans.iter().all(|span| span.bytes == 8192));
+    assert!(real.spans(256).is_none());
 }
 
 #[test]
 fn a_sidecar_reads_what_is_meant() {
     let read = baton_sidecar_vllm::handshake::Handshake::parse(&facts().encode()).unwrap();
-    assert_eq!(read.incarnation.to_string(), facts().agent);
+    assert_eq!(read.incarnation.to_string(), facts().metadata.agent_name());
     assert_eq!(read.engine_id, facts().engine_id);
     assert_eq!(read.geometry.bytes_per_token(), 512);
 }
