@@ -26,6 +26,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::runtime::Runtime;
 
+use crate::conformance::wire::{hex, unhex};
 use crate::wait::{bounded, until};
 
 /// Begins an answer. UCX writes to standard output, too.
@@ -102,7 +103,7 @@ impl One {
                 Ok("filled".to_owned())
             }
             ["meet", metadata] => {
-                let metadata = Metadata::parse(&unhex(metadata)?)?;
+                let metadata = Metadata::parse(&unhex(metadata).context("not hexadecimal")?)?;
                 let peer = self.agent.meet(&metadata).await?;
                 let name = peer.name().to_owned();
                 self.peers.insert(name.clone(), peer);
@@ -197,26 +198,6 @@ fn listening() -> Result<Vec<String>> {
         }
     }
     Ok(addresses)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Result<Vec<u8>> {
-    let digits: Vec<u8> = text
-        .chars()
-        .map(|digit| {
-            digit
-                .to_digit(16)
-                .and_then(|digit| u8::try_from(digit).ok())
-        })
-        .collect::<Option<_>>()
-        .context("not hexadecimal")?;
-    Ok(digits
-        .chunks(2)
-        .map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | digit))
-        .collect())
 }
 
 /// Such a process. Dropping it kills it.

@@ -36,7 +36,7 @@ async fn is_healthy(engine: &EmulatedVllm) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_stands_still_is_suspect_and_its_requests_go_elsewhere() {
     let setup = Setup::new().plain("a").plain("b");
-    let fleet = setup.sidecars(&["--progress-floor-s", "1"]).start().await;
+    let fleet = setup.sidecars(&["--progress-floor-s", "2"]).start().await;
     let (a, ask) = (fleet.engine("a"), completion(true));
     a.freeze(true);
     serve_until(&fleet, &ask, async || !a.seen().is_empty()).await;
@@ -50,7 +50,6 @@ async fn an_engine_that_stands_still_is_suspect_and_its_requests_go_elsewhere() 
     let page = fleet.sidecar_page("a").await;
     assert!(page.sum("baton_sidecar_engine_stalls_total", &[]) >= 1);
     assert!(page.sum("baton_sidecar_engine_stalled", &[]) >= 1);
-    assert_eq!(fleet.worker_view("b").await["state"], "ready");
     a.freeze(false);
     serve_until(&fleet, &ask, async || {
         fleet.worker_view("a").await["state"] == "ready"
@@ -68,7 +67,7 @@ async fn an_engine_that_stands_still_is_suspect_and_its_requests_go_elsewhere() 
 async fn both_legs_leave_an_engine_that_stands_still() {
     for (name, leg) in [("p0", Leg::Prefill), ("d0", Leg::Decode)] {
         let setup = Setup::split().prefill("p1").decode("d1");
-        let fleet = setup.sidecars(&["--progress-floor-s", "1"]).start().await;
+        let fleet = setup.sidecars(&["--progress-floor-s", "2"]).start().await;
         let (engine, ask) = (fleet.engine(name), completion(true));
         engine.freeze(true);
         serve_until(&fleet, &ask, async || !engine.seen_of(leg).is_empty()).await;
@@ -86,7 +85,7 @@ async fn both_legs_leave_an_engine_that_stands_still() {
 async fn an_engine_that_stands_still_is_waited_for_where_nobody_else_could_serve() {
     let fleet = Setup::new()
         .plain("a")
-        .sidecars(&["--progress-floor-s", "1"])
+        .sidecars(&["--progress-floor-s", "2"])
         .start()
         .await;
     let ask = completion(false);

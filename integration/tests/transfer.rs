@@ -3,8 +3,6 @@
 //!
 //! Both agents are in processes of their own, for some of these have been seen to end a process.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
-
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_proto::{Error, Retry, Source, WorkerId};
+use baton_proto::{Error, ErrorKind, Retry, Source, WorkerId};
 
 use crate::planner::{self, Lessons, Plan};
 use crate::state::Router;
@@ -15,6 +15,20 @@ const MOST_SEEN: u32 = 2;
 
 /// Split attempts that may fail before the request becomes local.
 const MOST_SPLITS: u32 = 2;
+
+/// Whether a failure speaks against the worker. One that refuses because it drains or is full has not failed, nor has one
+/// that was given what it could not use.
+pub fn is_its_fault(error: &Error) -> bool {
+    let is_not = matches!(
+        error.kind,
+        ErrorKind::Draining
+            | ErrorKind::Overloaded
+            | ErrorKind::Cancelled
+            | ErrorKind::LeaseExpired
+            | ErrorKind::TicketRefused
+    );
+    !is_not && error.source_of_blame != Source::Client
+}
 
 /// What is remembered between attempts.
 #[derive(Default)]
@@ -73,5 +87,32 @@ impl Recovery {
             self.splits += 1;
             self.lessons.local_only = self.splits >= MOST_SPLITS;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::Stage;
+
+    use super::*;
+
+    #[test]
+    fn who_is_full_drains_or_was_given_nothing_of_use_has_not_failed() {
+        let error = |kind, source| Error::new(kind, source, Stage::Decode, "");
+        for kind in [
+            ErrorKind::Draining,
+            ErrorKind::Overloaded,
+            ErrorKind::LeaseExpired,
+            ErrorKind::TicketRefused,
+        ] {
+            assert!(!is_its_fault(&error(kind, Source::Sidecar)), "{kind}");
+        }
+        let failed = ErrorKind::EngineFailed;
+        assert!(is_its_fault(&error(failed, Source::Engine)));
+        assert!(!is_its_fault(&error(failed, Source::Client)));
+        assert!(is_its_fault(&error(
+            ErrorKind::Unreachable,
+            Source::Sidecar
+        )));
     }
 }

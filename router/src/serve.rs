@@ -21,7 +21,7 @@ use crate::planner::{Chosen, Decision, Lessons, Plan, Planning, Question, Wish};
 use crate::prefill::bypass::Facts;
 use crate::prefill::execution::{Prefill, prefill};
 use crate::prefill::handoff;
-use crate::recovery::Recovery;
+use crate::recovery::{Recovery, is_its_fault};
 use crate::stall::unless_stalled;
 use crate::state::Router;
 use crate::view::{Cached, Prediction, Proof};
@@ -452,13 +452,8 @@ fn computed(answer: &LegAnswer, mut reservation: Reservation) -> Reservation {
     reservation
 }
 
-/// A worker that refuses because it drains or is full has not failed; one that cannot be reached has.
 fn failed(worker: &Arc<Worker>, error: Error) -> Failed {
-    let its_fault = !matches!(
-        error.kind,
-        ErrorKind::Draining | ErrorKind::Overloaded | ErrorKind::Cancelled
-    );
-    if its_fault && error.source_of_blame != Source::Client {
+    if is_its_fault(&error) {
         worker.failed();
     }
     Failed {

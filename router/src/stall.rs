@@ -3,6 +3,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 
@@ -10,8 +11,11 @@ use crate::fleet::Worker;
 use crate::planner::Lessons;
 use crate::serve::{Attempt, Planned};
 
-/// Waits for what a worker answers to a leg. When the worker turns out to stand still, and there are others, the leg is
-/// given up; it ends in the engine because its connection does.
+/// How often it is looked whether others could serve by now.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// Waits for what a worker answers to a leg. When the worker turns out to stand still, and as soon as there are others, the
+/// leg is given up; it ends in the engine because its connection does.
 pub async fn unless_stalled<T>(
     attempt: &Attempt<'_>,
     planned: &Planned,
@@ -20,16 +24,17 @@ pub async fn unless_stalled<T>(
     mut leg: Pin<&mut impl Future<Output = Result<T, Error>>>,
 ) -> Result<T, Error> {
     let mut stalls = worker.stalls();
+    let mut doubted = false;
     loop {
         tokio::select! {
             biased;
             answer = &mut leg => return answer,
             // The worker, and with it the sender, outlives this.
-            Ok(()) = stalls.changed() => {
-                if others_could(attempt, planned, worker) {
-                    return Err(stalled(worker, stage));
-                }
-            }
+            Ok(()) = stalls.changed() => doubted = true,
+            () = tokio::time::sleep(GLANCE), if doubted => doubted = worker.is_doubtful(),
+        }
+        if doubted && others_could(attempt, planned, worker) {
+            return Err(stalled(worker, stage));
         }
     }
 }

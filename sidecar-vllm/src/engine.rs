@@ -421,7 +421,7 @@ impl Engine for VllmEngine {
         let handshake = self.last().and_then(|seen| seen.handshake.clone());
         let handshake = handshake.ok_or_else(|| incompatible("the engine has no connector"))?;
         match handshake.agent.kind() {
-            Kind::Nixl => self.transfer()?.notifier.start(Kind::Nixl).await,
+            Kind::Nixl => self.transfer()?.notifier.agent(Kind::Nixl).await,
             Kind::Loopback => Err(unusable(
                 "an emulated engine's link is not its host's: it is not measured",
             )),

@@ -54,6 +54,11 @@ impl Notifier {
         Self(Arc::new(Inner { config, met }))
     }
 
+    /// Another agent of our own, on the same fabric.
+    pub async fn agent(&self, kind: Kind) -> Result<Agent, Error> {
+        self.0.start(kind).await
+    }
+
     /// Meets an engine. It is not waited for; that it went wrong shows when there is something to tell.
     pub fn prepare(&self, ranks: Vec<Arc<Handshake>>) {
         let inner = Arc::clone(&self.0);
@@ -129,8 +134,7 @@ impl Inner {
         Ok(met.insert(now))
     }
 
-    /// Starts an agent of our own.
-    pub async fn start(&self, kind: Kind) -> Result<Agent, Error> {
+    async fn start(&self, kind: Kind) -> Result<Agent, Error> {
         let fabric = match kind {
             Kind::Loopback => Fabric::loopback(),
             Kind::Nixl => load(self.config.clone()).await?,

@@ -30,7 +30,8 @@ impl Fabric {
     /// NIXL. The library is loaded for the life of the process, and there can be only one.
     ///
     /// UCX, which is part of it, installs handlers of fatal signals and of SIGHUP unless `UCX_HANDLE_ERRORS` and
-    /// `UCX_DEBUG_SIGNO` say otherwise.
+    /// `UCX_DEBUG_SIGNO` say otherwise, and warns on standard output, unless `UCX_LOG_FILE` does; NIXL's own lines go to
+    /// standard error.
     pub fn nixl(library: &Library) -> Result<Self, Unavailable> {
         library.load()?;
         Ok(Self(Kind::Nixl))

@@ -150,12 +150,12 @@ fn in_folder(folder: &Path) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// `site-packages` of all Python versions of an environment.
+/// Where the packages of all Python versions of an environment are; Debian and what is built on it call it otherwise.
 fn pythons(lib: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(lib).into_iter().flatten().flatten();
     let mut sites: Vec<PathBuf> = entries
         .filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
-        .map(|entry| entry.path().join("site-packages"))
+        .flat_map(|entry| ["site-packages", "dist-packages"].map(|name| entry.path().join(name)))
         .collect();
     sites.sort();
     sites
@@ -184,9 +184,9 @@ mod tests {
     use super::*;
 
     /// An environment with a wheel whose library is none.
-    fn environment(wheel: &str, name: &str) -> (tempfile::TempDir, PathBuf) {
+    fn environment(packages: &str, wheel: &str, name: &str) -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
-        let site = root.path().join("lib/python3.11/site-packages");
+        let site = root.path().join("lib/python3.11").join(packages);
         let libs = site.join(format!(".{wheel}.mesonpy.libs"));
         create_dir_all(&libs).unwrap();
         create_dir_all(site.join(format!("{wheel}-1.5.1.dist-info"))).unwrap();
@@ -197,9 +197,9 @@ mod tests {
 
     #[test]
     fn a_wheel_is_found_from_each_of_the_folders_around_it() {
-        for wheel in WHEELS {
+        for (packages, wheel) in ["site-packages", "dist-packages"].into_iter().zip(WHEELS) {
             for name in NAMES {
-                let (root, file) = environment(wheel, name);
+                let (root, file) = environment(packages, wheel, name);
                 for near in file.ancestors().skip(1).take(2).chain([root.path()]) {
                     let library = Library::find(None, &[near.to_owned()]).unwrap();
                     assert_eq!((library.path(), library.version()), (&*file, Some("1.5.1")));
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_or_no_library_is_one_sentence() {
-        let (root, file) = environment("nixl_cu13", NAMES[0]);
+        let (root, file) = environment("site-packages", "nixl_cu13", NAMES[0]);
         let nowhere = root.path().join("nowhere");
         let error = Library::find(Some(&nowhere), &[]).unwrap_err().to_string();
         assert!(error.ends_with(&format!(

@@ -149,6 +149,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_library_without_a_function_is_refused() {
+        let mathematics = Path::new("libm.so.6");
+        let error = load(mathematics, &["cos", "nixl_capi_gen_notif"]).unwrap_err();
+        assert_eq!(error, "it has no function nixl_capi_gen_notif");
+        assert!(load(Path::new("no such library"), &[]).is_err());
+    }
+
+    #[test]
     fn bytes_outside_of_the_memory_are_neither_read_nor_written() {
         let memory = Memory::zeroed(8).unwrap();
         memory.write(4, b"abcd").unwrap();

@@ -39,6 +39,7 @@ on_both_fabrics!(
     whoever_is_forgotten_can_be_met_again,
     an_agent_that_ended_says_so,
     slots_come_back_when_nobody_waits,
+    many_callers_share_an_agent,
 );
 
 fn nixl_fabric() -> Fabric {
@@ -304,4 +305,33 @@ async fn slots_come_back_when_nobody_waits(fabric: Fabric) {
         tokio::time::timeout(PATIENCE, came_back).await.unwrap();
         assert_eq!(pool.quarantined(), 0);
     }
+}
+
+async fn many_callers_share_an_agent(fabric: Fabric) {
+    let test = "many_callers";
+    let holder = Holder::start(fabric, test).await;
+    let Reader { agent, peer, pool } = Reader::start(fabric, test, &holder).await;
+    let callers = (0..8u8).map(|caller| {
+        let (agent, peer, pool) = (agent.clone(), peer.clone(), pool.clone());
+        let spans = [holder.span(u64::from(caller) * 32, 16)];
+        tokio::spawn(async move {
+            let told = [caller];
+            for _ in 0..100 {
+                let into = pool.take(1).unwrap();
+                let read = agent.read(&peer, &spans, into, Some(&told), PATIENCE);
+                let expected: Vec<u8> = (caller * 32..).take(16).collect();
+                assert_eq!(read.await.unwrap().to_vec(), expected);
+            }
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        caller.await.unwrap();
+    }
+    let mut heard = [0; 8];
+    while heard.iter().sum::<u32>() < 800 {
+        for came in holder.agent.notifications().await.unwrap() {
+            heard[usize::from(came.message[0])] += 1;
+        }
+    }
+    assert_eq!(heard, [100; 8]);
 }

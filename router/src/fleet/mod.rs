@@ -47,6 +47,9 @@ use crate::tokens::Tokenizers;
 /// How long a registration holds. Sidecars renew it three times in that time.
 pub const LEASE: Duration = Duration::from_secs(6);
 
+/// Longest time between two looks at registrations while the router runs.
+const SWEPT_LATE: Duration = Duration::from_secs(2);
+
 /// Most workers of a fleet. A hostile or broken holder of the token cannot make the router grow without bound.
 const MOST_WORKERS: usize = 4096;
 
@@ -70,6 +73,8 @@ pub struct Fleet {
     planner: Arc<Planner>,
     tokenizers: Arc<Tokenizers>,
     kinds: Mutex<HashMap<KindName, Arc<Kind>>>,
+    /// When registrations were last looked at.
+    swept: Mutex<Instant>,
     /// How long a worker without exact events is believed to hold what it computed.
     approximate_ttl: Duration,
     calls: Calls,
@@ -87,6 +92,7 @@ impl Fleet {
         Arc::new(Self {
             members: Mutex::default(),
             pairs: Pairs::default(),
+            swept: Mutex::new(Instant::now()),
             quarantines: Quarantines::default(),
             snapshot: ArcSwap::default(),
             index: Arc::default(),
@@ -216,10 +222,15 @@ impl Fleet {
         self.quarantines.impose(worker, &self.calls).await
     }
 
-    /// Forgets workers whose registration lapsed and what else is over, and shows how much is known. To be called about once a second.
+    /// Forgets workers whose registration lapsed and what else is over, and shows how much is known. To be called twice a
+    /// second.
     pub fn sweep(&self) {
         let now = Instant::now();
+        let lost = self.lost_time(now);
         let mut members = self.lock();
+        for member in members.values_mut() {
+            member.lapses += lost;
+        }
         let before = members.len();
         members.retain(|id, member| {
             let holds = member.lapses > now;
@@ -246,6 +257,18 @@ impl Fleet {
             .views(&snapshot.workers, self.index.memory_bytes());
     }
 
+    /// Time in which this router itself stood still. Whoever could not be heard then is not held to it.
+    fn lost_time(&self, now: Instant) -> Duration {
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = now - std::mem::replace(&mut *swept, now);
+        if since > SWEPT_LATE {
+            tracing::warn!(seconds = since.as_secs_f64(), "this router stood still");
+            since
+        } else {
+            Duration::ZERO
+        }
+    }
+
     /// Makes a new snapshot. Called whenever something that plans depend on has changed.
     fn refresh(&self) {
         let members = self.lock();
@@ -270,5 +293,55 @@ impl Fleet {
 fn registered() -> Registered {
     Registered {
         lease_ms: u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::token::FleetToken;
+
+    use super::*;
+
+    fn fleet_of_one() -> Arc<Fleet> {
+        let token = FleetToken::new("a-token-of-sixteen-letters").unwrap();
+        let metrics = Metrics::default();
+        let fleet = Fleet::new(Calls::new(&token), metrics, Arc::default(), LEASE);
+        let registration = Registration {
+            protocol: PROTOCOL_VERSION,
+            worker: "a".parse().unwrap(),
+            epoch: Epoch(1),
+            address: "http://127.0.0.1:1".to_owned(),
+            leave: false,
+        };
+        fleet.register(registration).unwrap();
+        fleet
+    }
+
+    async fn pass(fleet: &Fleet, time: Duration, step: Duration) -> usize {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            tokio::time::advance(step).await;
+            fleet.sweep();
+        }
+        fleet.snapshot().workers.len()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_registration_that_is_not_renewed_lapses() {
+        let fleet = fleet_of_one();
+        let half = Duration::from_millis(500);
+        assert_eq!(pass(&fleet, Duration::from_secs(5), half).await, 1);
+        assert_eq!(pass(&fleet, Duration::from_secs(2), half).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_the_router_stood_still_is_held_against_nobody() {
+        let fleet = fleet_of_one();
+        let half = Duration::from_millis(500);
+        assert_eq!(pass(&fleet, Duration::from_secs(3), half).await, 1);
+        let minute = Duration::from_secs(60);
+        assert_eq!(pass(&fleet, minute, minute).await, 1);
+        assert_eq!(pass(&fleet, Duration::from_secs(2), half).await, 1);
+        assert_eq!(pass(&fleet, Duration::from_secs(3), half).await, 0);
     }
 }

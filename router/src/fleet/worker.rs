@@ -186,6 +186,7 @@ impl Worker {
         self.view().leave();
         let mut told = self.told().as_ref().clone();
         told.ranks = Arc::default();
+        told.state = WorkerState::Suspect;
         self.tell(told);
     }
 
@@ -238,6 +239,11 @@ impl Worker {
     /// Its sidecar says nothing any more: whatever it was given may wait for ever.
     pub(super) fn fell_silent(&self) {
         self.stalls.send_modify(|stalls| *stalls += 1);
+    }
+
+    /// Whether it still stands still or says nothing, as far as is known.
+    pub fn is_doubtful(&self) -> bool {
+        self.breaker.is_stalled() || self.told().state != WorkerState::Ready
     }
 
     /// How often it has stalled or fallen silent, and every change of it.

@@ -21,6 +21,7 @@ use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
 use rand::Rng;
 
 use crate::args::{Force, RouterArgs};
+use crate::fleet::breaker::Phase;
 use crate::fleet::{Snapshot, Worker, WorkerView};
 
 pub use clock::Clock;
@@ -136,11 +137,17 @@ impl Planning {
         self.of_duties(question, &question.duties(self.force))
     }
 
-    /// Whether the request could be served without anybody who failed it or whose breaker is open.
+    /// Whether the request could be served without anybody who failed it or whose breaker is open. Whoever is being tried
+    /// counts: it may be this very request that does.
     pub fn has_good_plan(&self, question: &Question<'_>) -> bool {
-        let duties = question.duties(self.force);
-        let workers = question.standings(&duties, Spare::Avoided);
-        self.choose(question, &workers, Spare::Avoided).is_ok()
+        let mut duties = question.duties(self.force);
+        for (view, duty) in question.snapshot.workers.iter().zip(&mut duties) {
+            if view.worker.breaker().phase() == Phase::Open {
+                *duty = Duty::default();
+            }
+        }
+        let workers = question.standings(&duties, Spare::Failed);
+        self.choose(question, &workers, Spare::Failed).is_ok()
     }
 
     fn of_duties(&self, question: &Question<'_>, duties: &[Duty]) -> Result<Chosen, Error> {

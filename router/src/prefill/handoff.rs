@@ -16,6 +16,7 @@ use super::Waste;
 use super::execution::Held;
 use crate::calls::{FrameStream, LegAnswer};
 use crate::fleet::{Reservation, Worker};
+use crate::recovery::is_its_fault;
 use crate::serve::{Attempt, NO_LESSONS, Planned, fresh_id};
 use crate::stall::unless_stalled;
 
@@ -194,7 +195,8 @@ fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Err
                 decode.failed();
             }
         }
-        _ => decode.failed(),
+        _ if is_its_fault(error) => decode.failed(),
+        _ => {}
     }
 }
 
