@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::look;
 use super::seat::{Part, Seat};
@@ -47,7 +47,7 @@ pub fn stranded(seat: &Seat) -> Result<i64> {
 pub fn wait(stand: &mut Stand, expected: &[Expected]) -> Result<Vec<Quiet>> {
     let mut left = expected.to_vec();
     let mut quiet = Vec::new();
-    http::until("all blocks are free", AT_LAST, || {
+    let waited = http::until("all blocks are free", AT_LAST, || {
         stand.check_running()?;
         let mut busy = Vec::new();
         for one in left.drain(..) {
@@ -64,8 +64,28 @@ pub fn wait(stand: &mut Stand, expected: &[Expected]) -> Result<Vec<Quiet>> {
         }
         left = busy;
         Ok(left.is_empty().then_some(()))
-    })?;
+    });
+    let busy = || {
+        let busy = left.iter().map(|one| state(stand, one.who));
+        busy.collect::<Vec<_>>().join("; ")
+    };
+    waited.with_context(busy)?;
     Ok(quiet)
+}
+
+/// What somebody who is not quiet tells of itself.
+fn state(stand: &Stand, who: Who) -> String {
+    let told = stand.seat(who).and_then(|seat| {
+        let engine = look::engine(&seat.engine_url())?;
+        let sidecar = look::page(&seat.sidecar_url())?;
+        let [legs, tickets] =
+            ["in_flight", "tickets"].map(|name| sidecar.sum(&format!("baton_sidecar_{name}"), &[]));
+        Ok(format!(
+            "{}: {engine:?}, {legs} legs, {tickets} tickets",
+            seat.name
+        ))
+    });
+    told.unwrap_or_else(|error| format!("{who:?}: {error:#}"))
 }
 
 /// Nothing is held or under way in an engine, and its sidecar believes so too.

@@ -68,7 +68,8 @@ impl<'a> Scene<'a> {
     /// Begins a row.
     pub fn enter(&mut self, row: &'static str) -> Result<()> {
         self.row = row;
-        if self.stand.seat(Who::Prefill)?.engine.is_some() {
+        let runs = |wanted: Part| self.stand.workers().any(|(_, seat)| seat.part == wanted);
+        if runs(Part::Prefill) && runs(Part::Decode) {
             self.recover()?;
         }
         self.asked.clear();
@@ -255,6 +256,16 @@ impl<'a> Scene<'a> {
             self.stand.start_sidecar(who)?;
         }
         self.stand.wait_until_ready(&[who])
+    }
+
+    /// Boots a dead engine again, under a name that nobody has met.
+    pub fn revive(&mut self, who: Who) -> Result<()> {
+        if self.stand.seat(who)?.engine.is_none() {
+            self.stand.kill_sidecar(who)?;
+            self.stand.seat_mut(who)?.renew();
+            self.stand.reboot(who)?;
+        }
+        self.join(who)
     }
 
     /// Has the prefill engine use all its blocks for other prompts.

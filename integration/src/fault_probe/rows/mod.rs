@@ -45,16 +45,16 @@ pub const ROWS: &[Row] = &[
     row("lease run out, blocks given to others", lease::run_out),
     row("router killed while tickets are claimed", router::killed),
     row("decode saturated, prefill pool full", crowd::crowd),
-    row("prefill killed between the legs", prefill::killed).in_smoke(),
-    row(
-        "prefill restarted under its engine id between the legs",
-        prefill::reborn,
-    ),
     row(
         "decode killed before its first token",
         decode::killed_before,
     ),
     row("decode killed in the answer", decode::killed_in_answer),
+    row("prefill killed between the legs", prefill::killed).in_smoke(),
+    row(
+        "prefill restarted under its engine id between the legs",
+        prefill::reborn,
+    ),
 ];
 
 const fn row(name: &'static str, run: fn(&mut Scene<'_>) -> Result<()>) -> Row {
