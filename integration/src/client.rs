@@ -27,6 +27,11 @@ impl Answer {
         parse(bytes, true).unwrap_or_else(|| panic!("no answer: {bytes:?}"))
     }
 
+    /// The same of the bytes so far: `None` until it is whole, unless nothing more will come.
+    pub fn parse_so_far(bytes: &[u8], ended: bool) -> Option<Self> {
+        parse(bytes, ended)
+    }
+
     /// First header of this name, in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known == name);

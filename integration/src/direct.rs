@@ -73,6 +73,8 @@ pub fn prefill_call(decode: &str) -> PrefillCall {
         request: fresh(),
         ticket: fresh(),
         decode: decode.parse().unwrap(),
+        decode_at: None,
+        router: None,
         route: Route::Completions,
         deadline_ms: DEADLINE_MS,
         uncached_tokens: None,
@@ -141,6 +143,7 @@ pub async fn claim(
 ) -> Result<Ticket, Answer> {
     let claim = frame::to_bytes(&Claim {
         decode: decode.parse().unwrap(),
+        decode_at: None,
     });
     let answer = post(sidecar, &format!("{}{id}/claim", path::TICKETS), claim).await;
     if answer.status == 200 {

@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Once;
+use std::sync::{Arc, Condvar, Mutex, Once};
 use std::time::Duration;
 
 use baton_daemon::Exit;
@@ -25,6 +25,12 @@ use crate::{panics, ports};
 /// The fleet's secret.
 pub const TOKEN: &str = "integration-fleet-token";
 
+/// Threads of each process.
+const THREADS: usize = 2;
+
+/// Longest that a process is kept from running.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
 /// A router's or a sidecar's whole process, but for its main.
 #[derive(Debug)]
 pub struct Daemon {
@@ -41,7 +47,7 @@ impl Daemon {
         F: Future<Output = Result<(), Exit>> + Send + 'static,
     {
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(THREADS)
             .thread_name(name)
             .enable_all()
             .build()
@@ -54,6 +60,22 @@ impl Daemon {
             stop,
             ended: Some(ended),
         }
+    }
+
+    /// Starts a router with this command line.
+    pub fn router(name: &str, command_line: impl IntoIterator<Item = String>) -> Self {
+        let args = RouterArgs::try_parse_from(command_line).unwrap();
+        Self::start(name, |stop| baton_router::run::run(args, stop))
+    }
+
+    /// Starts a sidecar with this command line.
+    pub fn sidecar(name: &str, command_line: impl IntoIterator<Item = String>) -> Self {
+        let args = VllmArgs::try_parse_from(command_line).unwrap();
+        Self::start(name, |stop| async move {
+            let (config, launch) = baton_sidecar_vllm::attach::plan(&args)?;
+            let engine = VllmEngine::new(config)?;
+            baton_sidecar_core::run::run(engine, args.core, launch, stop).await
+        })
     }
 
     /// Asks it to stop, as SIGTERM does, without waiting for it.
@@ -82,11 +104,57 @@ impl Daemon {
         self.ended().await
     }
 
+    /// Stops it as SIGSTOP does: it runs nothing, and its sockets stay open. It goes on when the pause is dropped.
+    pub async fn pause(&self) -> Pause {
+        let runtime = self.runtime.as_ref().expect("the process runs");
+        let pause = Pause(Arc::default());
+        let (held, mut all) = tokio::sync::mpsc::channel(THREADS);
+        for _ in 0..THREADS {
+            let (pause, held) = (Arc::clone(&pause.0), held.clone());
+            runtime.spawn(async move {
+                let _ = held.try_send(());
+                pause.hold();
+            });
+        }
+        for _ in 0..THREADS {
+            bounded("every thread to stop", all.recv()).await;
+        }
+        pause
+    }
+
     /// Ends it as SIGKILL does: nothing in it runs any more, and the kernel closes its sockets.
     pub fn kill(mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+/// A process that stands still.
+#[derive(Debug)]
+pub struct Pause(Arc<Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Held {
+    /// Keeps a thread until the pause is over, or a test that forgot it would never end.
+    fn hold(&self) {
+        let over = self.over.lock().unwrap();
+        let wait = self
+            .changed
+            .wait_timeout_while(over, LONGEST_PAUSE, |over| !*over);
+        drop(wait.unwrap());
+    }
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        *self.0.over.lock().unwrap() = true;
+        self.0.changed.notify_all();
     }
 }
 
@@ -255,11 +323,15 @@ impl Fleet {
             "5",
         ]
         .map(str::to_owned);
-        let args = RouterArgs::try_parse_from(own.iter().chain(&self.router_flags)).unwrap();
+        let lingers = self.router_flags.iter().any(|flag| flag == "--linger-s");
+        let linger = ["--linger-s", "0"].map(str::to_owned);
+        let own = own
+            .into_iter()
+            .chain(linger.into_iter().filter(|_| !lingers));
+        let own: Vec<String> = own.collect();
         is_free(address).await;
-        let daemon = Daemon::start(&format!("router-{number}"), |stop| {
-            baton_router::run::run(args, stop)
-        });
+        let flags = own.into_iter().chain(self.router_flags.iter().cloned());
+        let daemon = Daemon::router(&format!("router-{number}"), flags);
         self.routers[number].daemon = Some(daemon);
         listens(address).await;
     }
@@ -311,13 +383,7 @@ impl Fleet {
         ]
         .map(str::to_owned);
         let flags = own.into_iter().chain(engine.sidecar_flags());
-        let args =
-            VllmArgs::try_parse_from(flags.chain(self.sidecar_flags.iter().cloned())).unwrap();
-        Daemon::start(name, |stop| async move {
-            let (config, launch) = baton_sidecar_vllm::attach::plan(&args)?;
-            let engine = VllmEngine::new(config)?;
-            baton_sidecar_core::run::run(engine, args.core, launch, stop).await
-        })
+        Daemon::sidecar(name, flags.chain(self.sidecar_flags.iter().cloned()))
     }
 
     fn position(&self, name: &str) -> usize {
@@ -354,6 +420,12 @@ impl Fleet {
     pub fn take_sidecar(&mut self, name: &str) -> Daemon {
         let at = self.position(name);
         self.sidecars[at].daemon.take().expect("the sidecar runs")
+    }
+
+    /// A router's process.
+    pub fn router_process(&self, number: usize) -> &Daemon {
+        let daemon = self.routers[number].daemon.as_ref();
+        daemon.expect("the router runs")
     }
 
     /// Takes a router process out of the fleet's hands.
@@ -455,7 +527,17 @@ impl Fleet {
         page(self.sidecar_address(name)).await
     }
 
-    /// A sidecar's count of handoffs that were given up while the engine held their KV.
+    /// Waits until an engine holds nothing for decode, and its sidecar has no ticket left. None of them was stranded.
+    pub async fn gave_back(&self, name: &str) {
+        until(&format!("{name} to have its KV back"), || async {
+            let page = self.sidecar_page(name).await;
+            self.engine(name).holds() == 0 && page.sum("baton_sidecar_tickets", &[]) == 0
+        })
+        .await;
+        assert_eq!(self.stranded(name).await, 0);
+    }
+
+    /// A sidecar's count of handoffs that nobody wanted and that its engine held until their leases ended.
     pub async fn stranded(&self, name: &str) -> i64 {
         self.sidecar_page(name)
             .await
@@ -568,7 +650,7 @@ impl Fleet {
 }
 
 /// Waits until nobody listens any more: what was killed here ends on threads of its own, where a process would be gone.
-async fn is_free(address: SocketAddr) {
+pub async fn is_free(address: SocketAddr) {
     until_some(&format!("{address} to be free"), || async {
         tokio::net::TcpListener::bind(address).await.ok()
     })
@@ -601,7 +683,7 @@ pub async fn view(router: SocketAddr) -> Value {
 }
 
 /// `BATON_TEST_LOG=info` shows what the daemons say.
-fn start_logs() {
+pub(crate) fn start_logs() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         if let Ok(filter) = std::env::var("BATON_TEST_LOG") {

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use baton_daemon::metrics::Registry;
 use baton_proto::{Error, ErrorKind, Source, Stage};
 use baton_router::metrics::Metrics as RouterMetrics;
+use baton_router::prefill::Waste;
 use baton_router::tokens::{COMPARISONS, PROMPTS};
 use baton_router::view::Resync;
 use baton_sidecar_core::metrics::{Metrics as SidecarMetrics, TicketEnd, TicketState};
@@ -106,6 +107,12 @@ fn router() -> Registry {
     for outcome in COMPARISONS {
         metrics.parity(outcome);
     }
+    for granted in [true, false] {
+        metrics.retry(granted);
+    }
+    for cause in Waste::ALL {
+        metrics.wasted(cause, 0.0);
+    }
     metrics.workers(&[]);
     metrics.views(&[], 0);
     for reason in Resync::ALL {
@@ -121,7 +128,7 @@ fn sidecar() -> Registry {
     for state in [
         TicketState::Running,
         TicketState::Claimed,
-        TicketState::Stranded,
+        TicketState::Leaving,
     ] {
         metrics.tickets.moved(None, Some(state));
     }

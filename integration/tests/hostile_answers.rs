@@ -25,15 +25,19 @@ fn of(kinds: &[Generate], shapes: &[Shape]) -> Vec<Odd> {
     shapes.iter().flat_map(each).collect()
 }
 
+/// Here every request fails at first, by design: none may be refused its second attempt for that.
+const RETRIES: [&str; 2] = ["--retry-percent", "1000"];
+
 /// One engine that does it all.
 async fn local(router: &[&str], sidecar: &[&str]) -> Fleet {
     let local = Setup::new().plain("e0").router(&["--force", "local"]);
-    local.router(router).sidecars(sidecar).start().await
+    let local = local.router(&RETRIES).router(router);
+    local.sidecars(sidecar).start().await
 }
 
 /// Two engines, and every request between them.
 async fn split() -> Fleet {
-    Setup::split().start().await
+    Setup::split().router(&RETRIES).start().await
 }
 
 /// The engine behaves again, ordinary questions are answered, and the fleet ends in order.

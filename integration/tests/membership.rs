@@ -1,17 +1,15 @@
 //! Who is in the fleet: routers and sidecars come, go, crash, drain and come back, and clients notice nothing that they
 //! need not notice.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use baton_integration::emulated::model;
 use baton_integration::emulated::vllm::script::{Gate, Leg, Rule};
 use baton_integration::emulated::vllm::{Config, EmulatedVllm, Fate};
 use baton_integration::fleet::{self, Fleet, Setup};
-use baton_integration::{client, direct, ports, wait};
+use baton_integration::steady::Steady;
+use baton_integration::{direct, ports, wait};
 use baton_proto::call::path;
-use serde_json::json;
 
 const PROMPT: &str =
     "Runners come and go, and the baton is passed on all the same, lap after lap after lap.";
@@ -265,66 +263,10 @@ async fn of_two_sidecars_with_one_id_the_later_one_counts() {
     fleet.finish().await;
 }
 
-/// Clients that ask without a pause until told to stop; every one must be served right.
-struct Load {
-    stop: Arc<AtomicBool>,
-    served: Arc<AtomicUsize>,
-    clients: tokio::task::JoinSet<()>,
-}
-
-impl Load {
-    fn start(addresses: &[std::net::SocketAddr], clients: usize) -> Self {
-        let (stop, served) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicUsize::new(0)),
-        );
-        let mut tasks = tokio::task::JoinSet::new();
-        for number in 0..clients {
-            let address = addresses[number % addresses.len()];
-            let (stop, served) = (Arc::clone(&stop), Arc::clone(&served));
-            tasks.spawn(async move {
-                for round in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    let prompt = format!("client {number} round {round} {PROMPT}");
-                    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 5, "stream": round % 2 == 0});
-                    let headers = [("content-type", "application/json")];
-                    let answer = client::call(address, "POST", "/v1/completions", &headers, body.to_string()).await;
-                    assert_eq!(answer.served().generated(), model::text(&prompt, 5));
-                    served.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-        Self {
-            stop,
-            served,
-            clients: tasks,
-        }
-    }
-
-    /// Waits until so many more were served.
-    async fn more(&self, count: usize) {
-        let wanted = self.served.load(Ordering::Relaxed) + count;
-        wait::until("clients to be served", || async {
-            self.served.load(Ordering::Relaxed) >= wanted
-        })
-        .await;
-    }
-
-    async fn end(mut self) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
-        while let Some(client) = self.clients.join_next().await {
-            client.expect("every client was served right");
-        }
-        self.served.load(Ordering::Relaxed)
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_join_and_drain_under_load_without_a_failed_request() {
     let mut fleet = Setup::split().start().await;
-    let load = Load::start(&[fleet.address()], 6);
+    let load = Steady::start(&[fleet.address()], 6);
     load.more(20).await;
     fleet
         .add_worker("d1", Config::new(Some("kv_consumer")), true)
@@ -453,7 +395,7 @@ async fn two_routers_share_a_fleet_and_one_survives_the_other() {
         .start()
         .await;
     let (first, second) = (fleet.router_address(0), fleet.router_address(1));
-    let both = Load::start(&[first, second], 6);
+    let both = Steady::start(&[first, second], 6);
     both.more(40).await;
     both.end().await;
     for address in [first, second] {
@@ -467,7 +409,7 @@ async fn two_routers_share_a_fleet_and_one_survives_the_other() {
         assert_eq!(page.sum("baton_router_unsettled_total", &[]), 0);
     }
     fleet.take_router(1).kill();
-    let one = Load::start(&[first], 4);
+    let one = Steady::start(&[first], 4);
     one.more(20).await;
     wait::until("the sidecars to notice", || async {
         fleet

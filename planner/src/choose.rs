@@ -137,6 +137,25 @@ impl Planner {
         self.links.observe(&moving, took.max(1e-5));
     }
 
+    /// So many bytes took this long from one host to the other, whoever moved them.
+    pub fn link_measured(
+        &self,
+        from: (&Worker, &Place),
+        to: (&Worker, &Place),
+        bytes: u64,
+        seconds: f64,
+    ) {
+        let level = self.topology.nearness(from.1, to.1);
+        let moving = Moving {
+            from: from.0.number(),
+            to: to.0.number(),
+            level,
+            link: &self.topology.levels()[level],
+            bytes: to_f64(bytes),
+        };
+        self.links.observe(&moving, seconds);
+    }
+
     /// What is known of the link between two workers in their places.
     pub fn link(&self, from: (&Worker, &Place), to: (&Worker, &Place)) -> LinkFigures<'_> {
         let level = self.topology.nearness(from.1, to.1);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::id::{RequestId, TicketId, WorkerId};
+use crate::id::{RequestId, RouterId, TicketId, WorkerId};
 use crate::route::Route;
 use crate::ticket::Ticket;
 
@@ -21,7 +21,8 @@ pub mod path {
     pub const DECODE: &str = "/baton/v1/decode";
     /// POST: local leg.
     pub const GENERATE: &str = "/baton/v1/generate";
-    /// POST, followed by `{id}/settle`, `{id}/release` or `{id}/claim`.
+    /// POST, followed by `{id}/settle`, `{id}/release` or `{id}/claim` on the prefill worker, `{id}/revoke` on the
+    /// decode worker.
     pub const TICKETS: &str = "/baton/v1/tickets/";
     /// POST: KV that reached this worker's engine cannot be trusted.
     pub const QUARANTINE: &str = "/baton/v1/quarantine";
@@ -31,6 +32,10 @@ pub mod path {
     pub const MODEL_FILES: &str = "/baton/v1/model/files";
     /// POST: the tokens that the engine makes of a client's request, whose body this is ([`crate::model::Tokens`]).
     pub const TOKENIZE: &str = "/baton/v1/model/tokenize";
+    /// GET: memory to measure the way to this host with ([`crate::link::LinkOffer`]).
+    pub const LINK: &str = "/baton/v1/link";
+    /// POST: measure the way from another host ([`crate::link::MeasureLink`]).
+    pub const MEASURE_LINK: &str = "/baton/v1/link/measure";
     /// POST on a router: registration of a sidecar.
     pub const REGISTER: &str = "/baton/v1/register";
 }
@@ -47,6 +52,13 @@ pub struct PrefillCall {
     pub ticket: TicketId,
     /// The worker that is to decode: the ticket is born claimed for it.
     pub decode: WorkerId,
+    /// Base URL of that worker's sidecar. It is asked before KV that it may be fetching is given back; without it such KV
+    /// is held until its lease ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_at: Option<String>,
+    /// Who asks: the ticket ends when no watch stream of this router is left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub router: Option<RouterId>,
     /// Route of the client's request.
     pub route: Route,
     /// Time left for the leg, in milliseconds.
@@ -83,11 +95,30 @@ pub struct GenerateCall {
     pub uncached_tokens: Option<u64>,
 }
 
-/// Body of `tickets/{id}/claim`: move an unused ticket to another decode worker. Answered with the new ticket.
+/// Body of `tickets/{id}/claim`: move an unused ticket to another decode worker, or renew it for the same. Answered with
+/// the new ticket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// The worker that is to decode now.
     pub decode: WorkerId,
+    /// Base URL of its sidecar, as in [`PrefillCall::decode_at`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_at: Option<String>,
+}
+
+/// Answer of `tickets/{id}/revoke`: from now on the ticket is not used here, and this is what became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Revoked {
+    /// The engine has never seen it.
+    Unseen,
+    /// The engine has shown a token of the leg that used it, or has answered without one: it fetches nothing any more.
+    Answered,
+    /// The leg that used it was cut off, and the engine does not say when it has noticed.
+    Cut,
+    /// Something of a newer peer: read as `Cut`.
+    #[serde(other)]
+    Unknown,
 }
 
 /// What a prefill cost, as the engine reports it.

@@ -81,6 +81,10 @@ text_id!(
     TicketId, "ticket id", 64
 );
 text_id!(
+    /// One life of a router. Fresh for every process: what it has asked for ends when it is gone.
+    RouterId, "router id", 64
+);
+text_id!(
     /// One life of an engine process. Changes whenever the engine restarts; for vLLM it is the NIXL agent's name.
     Incarnation, "incarnation", 128
 );

@@ -19,6 +19,7 @@ pub mod frame;
 pub mod hash;
 pub mod id;
 pub mod json;
+pub mod link;
 pub mod load;
 pub mod model;
 pub mod request;
@@ -29,7 +30,7 @@ pub mod watch;
 pub mod worker;
 
 pub use error::{Error, ErrorKind, Retry, Source, Stage};
-pub use id::{Epoch, Incarnation, RequestId, TicketId, WorkerId};
+pub use id::{Epoch, Incarnation, RequestId, RouterId, TicketId, WorkerId};
 
 /// Version of the protocol, carried by [`watch::Hello`]. Peers of different versions refuse each other with a sentence.
 pub const PROTOCOL_VERSION: u32 = 1;

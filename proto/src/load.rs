@@ -28,6 +28,46 @@ pub struct Measured<T> {
     pub from: Origin,
 }
 
+/// By what KV moves from engine to engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// From memory to memory of one host: shared memory, CMA, `NVLink`.
+    Memory,
+    /// TCP.
+    Tcp,
+    /// RDMA: InfiniBand, RoCE.
+    Rdma,
+    /// One that a newer peer knows.
+    #[serde(other)]
+    Unknown,
+}
+
+impl Transport {
+    /// All that are known.
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Tcp, Self::Rdma];
+
+    /// The word in logs and metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// KV that an engine fetches from others.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct KvIn {
+    /// How fast it came lately, in bytes per second of a transfer.
+    pub bytes_per_s: f64,
+    /// By what; absent until it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+}
+
 /// One report of load. Absent means unknown, never zero.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -50,4 +90,36 @@ pub struct LoadReport {
     pub prefill_tokens_per_s: Option<Measured<f64>>,
     /// Generated tokens per second and sequence.
     pub decode_tokens_per_s: Option<Measured<f64>>,
+    /// How KV comes in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_in: Option<Measured<KvIn>>,
+    /// The engine has work and makes no progress. Absent: it does, or has none.
+    pub stall: Option<Measured<Stall>>,
+}
+
+/// No progress for longer than an engine's own history explains.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stall {
+    /// Times since the last progress that work had to wait for longer than it should.
+    pub times: u32,
+    /// Legs that wait for the engine.
+    pub legs: u32,
+    /// How long they have waited since anything moved, in milliseconds.
+    pub silent_ms: u64,
+    /// How long the engine may be silent by its own history.
+    pub bound_ms: u64,
+}
+
+impl std::fmt::Display for Stall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seconds = |ms: u64| std::time::Duration::from_millis(ms).as_secs_f64();
+        write!(
+            f,
+            "its engine has work for {} requests and made no progress for {:.1} s; {:.1} s is the longest that its history explains",
+            self.legs,
+            seconds(self.silent_ms),
+            seconds(self.bound_ms)
+        )
+    }
 }

@@ -15,7 +15,7 @@ use baton_proto::digest::RequestDigest;
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{Envelope, FrameReader, encode, from_bytes, to_bytes};
 use baton_proto::hash::SequenceHash;
-use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::load::{KvIn, LoadReport, Measured, Origin, Stall, Transport};
 use baton_proto::route::{PASS_THROUGH, Route};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
@@ -184,6 +184,31 @@ fn measured<T: Debug + Clone>(value: impl Any<T>) -> impl Any<Option<Measured<T>
     of((value, origin).prop_map(|(value, from)| Measured { value, from }))
 }
 
+fn kv_in() -> impl Any<KvIn> {
+    let transports = [
+        Transport::Memory,
+        Transport::Tcp,
+        Transport::Rdma,
+        Transport::Unknown,
+    ];
+    let transport = of(select(transports.to_vec()));
+    (any::<f64>(), transport).prop_map(|(bytes_per_s, transport)| KvIn {
+        bytes_per_s,
+        transport,
+    })
+}
+
+fn stall() -> impl Any<Stall> {
+    (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>()).prop_map(
+        |(times, legs, silent_ms, bound_ms)| Stall {
+            times,
+            legs,
+            silent_ms,
+            bound_ms,
+        },
+    )
+}
+
 fn load_report() -> impl Any<LoadReport> {
     let rate = || prop_oneof![any::<f64>(), Just(f64::INFINITY), Just(-0.0)];
     let count = || measured(any::<u32>());
@@ -193,10 +218,13 @@ fn load_report() -> impl Any<LoadReport> {
         measured(vec(tier_blocks(), 0..5)),
         measured(rate()),
         measured(rate()),
+        measured(kv_in()),
+        measured(stall()),
     );
     (any::<u64>(), counts, rest).prop_map(|(seq, counts, rest)| {
         let (running, waiting, handoffs_held, handoffs_pulling) = counts;
-        let (queued_prefill_tokens, free, prefill_tokens_per_s, decode_tokens_per_s) = rest;
+        let (queued_prefill_tokens, free, prefill_tokens_per_s, decode_tokens_per_s, kv_in, stall) =
+            rest;
         LoadReport {
             seq,
             running,
@@ -207,6 +235,8 @@ fn load_report() -> impl Any<LoadReport> {
             handoffs_pulling,
             prefill_tokens_per_s,
             decode_tokens_per_s,
+            kv_in,
+            stall,
         }
     })
 }
@@ -347,14 +377,20 @@ fn ticket() -> impl Any<Ticket> {
 }
 
 fn prefill_call() -> impl Any<PrefillCall> {
-    (id(), id(), id(), route(), any::<u64>()).prop_map(
-        |(request, ticket, decode, route, deadline_ms)| PrefillCall {
-            request,
-            ticket,
-            decode,
-            route,
-            deadline_ms,
-            uncached_tokens: None,
+    let ids = (id(), id(), id(), of(id()));
+    let rest = (of(text()), route(), any::<u64>(), any::<Option<u64>>());
+    (ids, rest).prop_map(
+        |((request, ticket, decode, router), (decode_at, route, deadline_ms, uncached_tokens))| {
+            PrefillCall {
+                request,
+                ticket,
+                decode,
+                decode_at,
+                router,
+                route,
+                deadline_ms,
+                uncached_tokens,
+            }
         },
     )
 }
@@ -470,10 +506,10 @@ proptest! {
     }
 
     #[test]
-    fn membership(registration in registration(), lease_ms: u64, decode in id()) {
+    fn membership(registration in registration(), lease_ms: u64, decode in id(), decode_at in of(text())) {
         survives(&registration)?;
         survives(&Registered { lease_ms })?;
-        survives(&Claim { decode })?;
+        survives(&Claim { decode, decode_at })?;
     }
 
     #[test]

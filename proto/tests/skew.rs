@@ -124,6 +124,11 @@ fn an_unknown_field_is_ignored_in_every_message() {
 
 /// All that a peer may leave out, by sample. To add to this list is compatible; to take from it breaks older peers.
 const OPTIONAL: &[(&str, &[&str])] = &[
+    ("claim_full", &["decode_at"]),
+    (
+        "prefill_call_full",
+        &["decode_at", "router", "uncached_tokens"],
+    ),
     ("engine_answer", &["content_type"]),
     ("event_cleared", &["tier"]),
     (
@@ -133,10 +138,12 @@ const OPTIONAL: &[(&str, &[&str])] = &[
             "free",
             "handoffs_held",
             "handoffs_pulling",
+            "kv_in",
             "prefill_tokens_per_s",
             "queued_prefill_tokens",
             "running",
             "seq",
+            "stall",
             "waiting",
         ],
     ),

@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use crate::args::Force;
-use crate::fleet::{Snapshot, WorkerState, WorkerView};
+use crate::fleet::{Knowledge, Snapshot, WorkerState, WorkerView};
 use crate::planner::{self, Lessons, Question, Wish};
 use crate::state::Router;
 
@@ -27,7 +27,8 @@ pub fn live() -> Response<Body> {
     daemon_http::json(StatusCode::OK, &json!({"alive": true}))
 }
 
-/// Whether a request could be served now: some worker is ready, and under `--force split` some pair.
+/// Whether a request should be sent here now: some worker is ready, under `--force split` some pair, and the router was not
+/// asked to stop.
 pub fn ready(router: &Router) -> Response<Body> {
     let snapshot = router.fleet.snapshot();
     let ready = ready_workers(&snapshot);
@@ -37,6 +38,8 @@ pub fn ready(router: &Router) -> Response<Body> {
     } else {
         !ready.is_empty()
     };
+    let draining = router.draining.is_cancelled();
+    let serves = serves && !draining;
     let status = if serves {
         StatusCode::OK
     } else {
@@ -46,6 +49,7 @@ pub fn ready(router: &Router) -> Response<Body> {
         status,
         &json!({
             "ready": serves,
+            "draining": draining,
             "workers_ready": ready.len(),
             "pairs": pairs,
             "suspicions": suspicions(&snapshot),
@@ -114,6 +118,7 @@ fn pair(router: &Router, snapshot: &Snapshot, prefill: &WorkerView, decode: &Wor
     json!({
         "prefill": prefill.id(),
         "decode": decode.id(),
+        "knowledge": Knowledge::word(snapshot.knowledge(prefill, decode)),
         "obstacle": obstacle.or_else(|| forbidden.map(|why| why.to_string())),
         "link": {
             "level": link.level,
@@ -130,7 +135,8 @@ fn worker(view: &WorkerView, now: f64) -> Value {
         "id": view.id(),
         "address": view.worker.url(""),
         "state": view.state(),
-        "avoided": view.worker.avoided(),
+        "reason": view.reason(),
+        "breaker": view.worker.breaker().shown(),
         "role": view.info().map(|info| info.role),
         "incarnation": view.incarnation(),
         "reserved": {
@@ -191,7 +197,7 @@ fn model_names(snapshot: &Snapshot) -> std::collections::BTreeMap<String, Option
     let infos = snapshot
         .workers
         .iter()
-        .filter(|worker| worker.state() == WorkerState::Ready)
+        .filter(|worker| worker.takes_work())
         .filter_map(WorkerView::info);
     let names = infos.flat_map(|info| {
         let all = info.models.iter().chain(&info.lora_adapters);

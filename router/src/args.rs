@@ -66,6 +66,16 @@ pub struct RouterArgs {
         value_parser = share
     )]
     pub session_worth_s: f64,
+    /// Have sidecars measure the ways between their hosts when two workers meet: a few reads of 16 MiB, one pair at a time.
+    /// What engines need for their own transfers replaces it.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "BATON_MEASURE_LINKS",
+        default_value_t = true,
+        action = clap::ArgAction::Set
+    )]
+    pub measure_links: bool,
     /// Longest time that a request may have to wait for work before its own, in seconds. Beyond it, or if its time would be
     /// over before, it is refused at once with 503 and told when to try again.
     #[arg(
@@ -75,6 +85,16 @@ pub struct RouterArgs {
         default_value_t = 120
     )]
     pub max_wait_s: u64,
+    /// How many of a hundred requests may be tried again after a failure, beyond a reserve of 256. More are told the error,
+    /// so that a pool that fails is not given several times its load.
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        env = "BATON_RETRY_PERCENT",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(0..=1000)
+    )]
+    pub retry_percent: u32,
     /// Where KV may and should move.
     #[command(flatten)]
     pub topology: TopologyArgs,
@@ -120,6 +140,15 @@ pub struct RouterArgs {
         default_value_t = 32
     )]
     pub max_body_mib: usize,
+    /// How long the router goes on letting requests in when asked to stop, in seconds, while /readyz says that it stops: the
+    /// time that a load balancer takes to look.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BATON_LINGER_S",
+        default_value_t = 3
+    )]
+    pub linger_s: u64,
     /// Longest time for open requests to finish when asked to stop, in seconds.
     #[arg(
         long,
@@ -261,6 +290,11 @@ impl RouterArgs {
     /// Longest time that a request may have to wait for others.
     pub fn max_wait(&self) -> Duration {
         Duration::from_secs(self.max_wait_s)
+    }
+
+    /// How long requests are let in after the router was asked to stop.
+    pub fn linger(&self) -> Duration {
+        Duration::from_secs(self.linger_s)
     }
 
     /// Longest silence inside a stream.

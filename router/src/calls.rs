@@ -9,11 +9,12 @@ use baton_daemon::http::{
 use baton_daemon::trace::TraceContext;
 use baton_proto::call::{CONTENT_TYPE, Claim, path};
 use baton_proto::frame::{self, Envelope, FrameReader};
+use baton_proto::link::{LinkMeasured, MeasureLink};
 use baton_proto::model::{ModelFiles, Tokens};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::Ticket;
 use baton_proto::token::FleetToken;
-use baton_proto::{Epoch, Error, ErrorKind, Retry, Source, Stage, TicketId, WorkerId};
+use baton_proto::{Epoch, Error, ErrorKind, Retry, RouterId, Source, Stage, TicketId};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE as CONTENT_TYPE_HEADER};
 use http::{HeaderValue, Method, Request, Response};
@@ -23,6 +24,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::fleet::Worker;
+use crate::serve::fresh_id;
 
 /// Longest time for a small call: release, settle, claim, quarantine.
 const SMALL_CALL: Duration = Duration::from_secs(4);
@@ -35,6 +37,9 @@ const FILES_TIME: Duration = Duration::from_secs(60);
 const MOST_TOKENS: usize = 32 << 20;
 const TOKENIZE_TIME: Duration = Duration::from_secs(10);
 
+/// Longest that the measurement of a link may take.
+const MEASURE_TIME: Duration = Duration::from_secs(60);
+
 /// Longest wait for a cancellation before the next attempt starts all the same.
 const CANCEL: Duration = Duration::from_millis(500);
 
@@ -43,6 +48,8 @@ const CANCEL: Duration = Duration::from_millis(500);
 pub struct Calls {
     client: Client,
     bearer: HeaderValue,
+    /// This life of this router.
+    router: RouterId,
 }
 
 /// Frames of an answer.
@@ -78,7 +85,13 @@ impl Calls {
         Self {
             client: Client::new(limits),
             bearer,
+            router: fresh_id(),
         }
+    }
+
+    /// Who calls.
+    pub fn router(&self) -> &RouterId {
+        &self.router
     }
 
     /// Opens a watch stream: from where another one ended, if the sidecar can, or from a snapshot.
@@ -88,9 +101,9 @@ impl Calls {
         resume: Option<Resume>,
         time: Duration,
     ) -> Result<FrameStream, Error> {
-        let mut url = worker.url(path::WATCH);
+        let mut url = format!("{}?router={}", worker.url(path::WATCH), self.router);
         if let Some(Resume { epoch, seq }) = resume {
-            url = format!("{url}?epoch={}&seq={seq}", epoch.0);
+            url = format!("{url}&epoch={}&seq={seq}", epoch.0);
         }
         let request = self.request(Method::GET, &url, Stage::Fleet)?.body(empty());
         let response = self
@@ -118,6 +131,14 @@ impl Calls {
         let request = built(request.body(full(body)), Stage::Fleet)?;
         let tokens: Tokens = self.whole(request, MOST_TOKENS, TOKENIZE_TIME).await?;
         Ok(tokens.tokens)
+    }
+
+    /// Has the way between two workers' hosts measured.
+    pub async fn measure_link(&self, from: &Worker, to: &Worker) -> Result<LinkMeasured, Error> {
+        let wanted = frame::to_bytes(&MeasureLink { from: from.url("") });
+        let request = self.request(Method::POST, &to.url(path::MEASURE_LINK), Stage::Fleet)?;
+        let request = built(request.body(full(wanted)), Stage::Fleet)?;
+        self.whole(request, frame::MAX_FRAME, MEASURE_TIME).await
     }
 
     /// A small question's whole answer.
@@ -205,15 +226,16 @@ impl Calls {
             .map(|_| ())
     }
 
-    /// Moves an unused ticket to another decode worker.
+    /// Moves an unused ticket to another decode worker, or renews it for the same.
     pub async fn claim(
         &self,
         worker: &Worker,
         id: &TicketId,
-        decode: &WorkerId,
+        decode: &Worker,
     ) -> Result<Ticket, Error> {
         let claim = frame::to_bytes(&Claim {
-            decode: decode.clone(),
+            decode: decode.id().clone(),
+            decode_at: Some(decode.url("")),
         });
         let answer = self
             .small(worker, &format!("{}{id}/claim", path::TICKETS), claim)

@@ -7,14 +7,17 @@
 
 pub mod admin;
 pub mod args;
+pub mod budget;
 pub mod calls;
 pub mod fleet;
 pub mod front;
 pub mod metrics;
 pub mod planner;
 pub mod prefill;
+pub mod recovery;
 pub mod run;
 pub mod serve;
+pub mod stall;
 pub mod state;
 pub mod tokens;
 pub mod view;

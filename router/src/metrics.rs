@@ -1,10 +1,14 @@
 //! Everything a router counts. Labels are types; their values are bounded.
 
+use std::sync::atomic::AtomicU64;
+
 use baton_daemon::metrics::{Counter, Family, Gauge, Histogram, Registry, seconds};
 use baton_proto::{Error, ErrorKind};
 use prometheus_client::encoding::EncodeLabelSet;
 
+use crate::fleet::breaker::Phase;
 use crate::fleet::{WorkerState, WorkerView};
+use crate::prefill::Waste;
 use crate::view::{Cause, Proofs, Resync, TIERS};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -50,6 +54,14 @@ struct CauseLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RetryLabel {
+    granted: &'static str,
+}
+
+/// A counter of seconds.
+type Seconds = Counter<f64, AtomicU64>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ParityLabel {
     outcome: &'static str,
 }
@@ -71,6 +83,9 @@ pub struct Metrics {
     tokenise: Histogram,
     parity: Family<ParityLabel, Counter>,
     suspicions: Family<CauseLabel, Gauge>,
+    breakers: Family<StateLabel, Gauge>,
+    retries: Family<RetryLabel, Counter>,
+    wasted: Family<CauseLabel, Seconds>,
     view_blocks: Family<TierLabel, Gauge>,
     view_ranks: Family<StateLabel, Gauge>,
     view_resyncs: Family<ReasonLabel, Counter>,
@@ -93,6 +108,9 @@ impl Default for Metrics {
             tokenise: Histogram::new(seconds()),
             parity: Family::default(),
             suspicions: Family::default(),
+            breakers: Family::default(),
+            retries: Family::default(),
+            wasted: Family::default(),
             view_blocks: Family::default(),
             view_ranks: Family::default(),
             view_resyncs: Family::default(),
@@ -141,8 +159,28 @@ impl Metrics {
             "From a request's arrival to the first token for its client, by plan",
             self.first_token.clone(),
         );
+        self.register_failures(registry);
         self.register_tokens(registry);
         self.register_views(registry);
+    }
+
+    fn register_failures(&self, registry: &mut Registry) {
+        let families = registry.families().sub_registry_with_prefix("router");
+        families.register(
+            "breakers",
+            "Workers by what their breaker lets through: closed, open, half_open",
+            self.breakers.clone(),
+        );
+        families.register(
+            "retries",
+            "Attempts after a failed one, by whether the retry budget granted them",
+            self.retries.clone(),
+        );
+        families.register(
+            "wasted_prefill_seconds",
+            "Seconds of prefills whose KV was never used, from call to end, by cause",
+            self.wasted.clone(),
+        );
     }
 
     fn register_tokens(&self, registry: &mut Registry) {
@@ -257,6 +295,7 @@ impl Metrics {
     /// How much is known of the workers' KV caches.
     pub fn views(&self, workers: &[WorkerView], index_bytes: usize) {
         self.trust(workers);
+        self.show_breakers(workers);
         let mut blocks = [0_u64; TIERS.len()];
         let [mut exact, mut uncertain, mut unwatched] = [0_usize; 3];
         for worker in workers {
@@ -289,6 +328,32 @@ impl Metrics {
         }
         self.index_bytes
             .set(i64::try_from(index_bytes).unwrap_or(i64::MAX));
+    }
+
+    /// A request wanted to be tried again.
+    pub fn retry(&self, granted: bool) {
+        let granted = if granted { "yes" } else { "no" };
+        self.retries.get_or_create(&RetryLabel { granted }).inc();
+    }
+
+    /// A prefill was for nothing.
+    pub fn wasted(&self, cause: Waste, seconds: f64) {
+        let label = CauseLabel {
+            cause: cause.word(),
+        };
+        self.wasted.get_or_create(&label).inc_by(seconds);
+    }
+
+    fn show_breakers(&self, workers: &[WorkerView]) {
+        for phase in Phase::ALL {
+            let in_phase = |view: &&WorkerView| view.worker.breaker().phase() == phase;
+            let count = workers.iter().filter(in_phase).count();
+            let label = StateLabel {
+                state: phase.word(),
+            };
+            let gauge = self.breakers.get_or_create(&label);
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 
     /// A request ended.

@@ -4,33 +4,31 @@
 //! have seen is cancelled there first and tried once more under new ids, for a request that ends engines must not end
 //! them all; a split that failed twice becomes local.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use baton_daemon::trace::TraceContext;
 use baton_planner::Work;
 use baton_proto::call::{GenerateCall, path};
 use baton_proto::request::ClientRequest;
-use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
+use baton_proto::{Error, ErrorKind, Source, Stage, WorkerId};
 use tokio::time::Instant;
 
 use crate::calls::LegAnswer;
-use crate::fleet::{Reservation, Snapshot, Worker};
-use crate::planner::{self, Chosen, Decision, Lessons, Plan, Question, Wish};
+use crate::fleet::{Admission, Reservation, Snapshot, Worker};
+use crate::planner::{Chosen, Decision, Lessons, Plan, Planning, Question, Wish};
 use crate::prefill::bypass::Facts;
 use crate::prefill::execution::{Prefill, prefill};
 use crate::prefill::handoff;
+use crate::recovery::{Recovery, is_its_fault};
+use crate::stall::unless_stalled;
 use crate::state::Router;
 use crate::view::{Cached, Prediction, Proof};
 
-/// Most attempts that no engine has seen.
-const MOST_UNSEEN: u32 = 8;
-
-/// Most attempts after one that an engine may have seen.
-const MOST_SEEN: u32 = 2;
-
-/// Split attempts that may fail before the request becomes local.
-const MOST_SPLITS: u32 = 2;
+/// Plans that may lose the race for trying a worker before one is followed all the same.
+const MOST_RACES: u32 = 3;
 
 /// What an attempt works with.
 pub struct Attempt<'a> {
@@ -46,9 +44,26 @@ pub struct Attempt<'a> {
     pub deadline: Instant,
     /// What others want of its plan.
     pub wish: &'a Wish,
+    /// Its next retry is paid.
+    pub paid: AtomicBool,
 }
 
 impl Attempt<'_> {
+    /// Pays for a retry in advance: whoever leaves a worker must not find that it may go nowhere.
+    pub fn pay(&self) -> bool {
+        let paid = self.paid.load(Ordering::Relaxed) || self.router.retries.spend();
+        self.paid.store(paid, Ordering::Relaxed);
+        paid
+    }
+
+    /// Whether it may be tried again.
+    pub fn may_retry(&self) -> bool {
+        let granted = self.pay();
+        self.paid.store(false, Ordering::Relaxed);
+        self.router.metrics.retry(granted);
+        granted
+    }
+
     /// Time left until the deadline.
     pub fn time_left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
@@ -137,6 +152,8 @@ pub struct Planned {
     pub prediction: Prediction,
     /// As it is written down.
     pub decision: Arc<Decision>,
+    /// The right to use its workers.
+    _admissions: Vec<Admission>,
 }
 
 /// A request at its commit point.
@@ -254,6 +271,7 @@ fn for_client(mut error: Error) -> Error {
 }
 
 async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
+    attempt.router.retries.earn();
     let mut recovery = Recovery::default();
     loop {
         if attempt.time_left().is_zero() {
@@ -280,7 +298,7 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
                     // Whoever chose is to choose again.
                     return Err(error);
                 }
-                let pause = recovery.after(&planned.plan, error, worker)?;
+                let pause = recovery.after(attempt, &planned.plan, error, worker)?;
                 tokio::time::sleep(pause.min(attempt.time_left())).await;
             }
         }
@@ -294,7 +312,7 @@ fn planned(attempt: &Attempt<'_>, lessons: &Lessons) -> Result<Planned, Error> {
     let snapshot = router.fleet.snapshot();
     let prediction = router.predict(&snapshot, attempt.facts);
     let question = attempt.question(&snapshot, &prediction, lessons);
-    let chosen = planning.plan(&question)?;
+    let (chosen, admissions) = admitted(planning, &question)?;
     attempt.check_waiting(&chosen)?;
     let trace = attempt.trace.trace_id();
     let decision = planning
@@ -304,7 +322,24 @@ fn planned(attempt: &Attempt<'_>, lessons: &Lessons) -> Result<Planned, Error> {
         plan: chosen.plan,
         prediction,
         decision,
+        _admissions: admissions,
     })
+}
+
+/// A plan, and the right to use its workers. Where another request was quicker to try a worker, the next plan avoids that
+/// one, if there are others.
+fn admitted(
+    planning: &Planning,
+    question: &Question<'_>,
+) -> Result<(Chosen, Vec<Admission>), Error> {
+    for _ in 0..MOST_RACES {
+        let chosen = planning.plan(question)?;
+        let all: Option<Vec<Admission>> = chosen.plan.workers().map(Admission::ask).collect();
+        if let Some(admissions) = all {
+            return Ok((chosen, admissions));
+        }
+    }
+    planning.plan(question).map(|chosen| (chosen, Vec::new()))
 }
 
 enum Outcome {
@@ -316,48 +351,6 @@ enum Outcome {
 struct Failed {
     error: Error,
     worker: WorkerId,
-}
-
-/// What is remembered between attempts.
-#[derive(Default)]
-struct Recovery {
-    lessons: Lessons,
-    last: Option<Error>,
-    unseen: u32,
-    seen: u32,
-    splits: u32,
-}
-
-impl Recovery {
-    /// How long to wait before the next attempt, or the error if there is to be none.
-    fn after(&mut self, plan: &Plan, error: Error, worker: WorkerId) -> Result<Duration, Error> {
-        let attempts = match error.retry {
-            Retry::Safe => &mut self.unseen,
-            // A verdict of a newer peer is read as the cautious one.
-            Retry::AfterCancel | Retry::Unknown => &mut self.seen,
-            Retry::No => return Err(error),
-        };
-        *attempts += 1;
-        let attempt = *attempts;
-        let spent = self.unseen >= MOST_UNSEEN || self.seen >= MOST_SEEN + self.splits.min(1);
-        if error.source_of_blame == Source::Client || spent {
-            return Err(error);
-        }
-        self.lessons.warm = None;
-        self.lessons.failed.push(worker);
-        if matches!(plan, Plan::Split { .. }) {
-            self.splits += 1;
-            self.lessons.local_only = self.splits >= MOST_SPLITS;
-        }
-        tracing::info!(kind = %error.kind, stage = %error.stage, %error, "attempt failed, trying again");
-        let pause = if error.retry == Retry::Safe && attempt == 1 {
-            Duration::ZERO
-        } else {
-            planner::back_off(attempt)
-        };
-        self.last = Some(error);
-        Ok(pause)
-    }
 }
 
 fn too_late() -> Error {
@@ -387,19 +380,16 @@ async fn local(
         uncached_tokens: Some(work.tokens),
     };
     let time = attempt.time_left();
-    let calls = &attempt.router.calls;
-    let answer = calls
-        .leg(
-            worker,
-            path::GENERATE,
-            call,
-            attempt.request,
-            attempt.trace,
-            time,
-            Stage::Generate,
-        )
-        .await;
-    match answer {
+    let leg = pin!(attempt.router.calls.leg(
+        worker,
+        path::GENERATE,
+        call,
+        attempt.request,
+        attempt.trace,
+        time,
+        Stage::Generate,
+    ));
+    match unless_stalled(attempt, planned, worker, Stage::Generate, leg).await {
         Ok(answer) => {
             worker.served();
             Ok(Outcome::Served(Box::new(Served {
@@ -480,13 +470,8 @@ fn computed(answer: &LegAnswer, mut reservation: Reservation) -> Reservation {
     reservation
 }
 
-/// A worker that refuses because it drains or is full has not failed; one that cannot be reached has.
 fn failed(worker: &Arc<Worker>, error: Error) -> Failed {
-    let its_fault = !matches!(
-        error.kind,
-        ErrorKind::Draining | ErrorKind::Overloaded | ErrorKind::Cancelled
-    );
-    if its_fault && error.source_of_blame != Source::Client {
+    if is_its_fault(&error) {
         worker.failed();
     }
     Failed {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use baton_proto::request::ClientRequest;
 use baton_proto::token::{FleetToken, Secret};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::args::RouterArgs;
+use crate::budget::RetryBudget;
 use crate::calls::Calls;
 use crate::fleet::{Fleet, Snapshot};
 use crate::metrics::Metrics;
@@ -28,8 +30,12 @@ pub struct Router {
     pub planning: Planning,
     /// Calls to their sidecars.
     pub calls: Calls,
+    /// What may be tried again.
+    pub retries: RetryBudget,
     /// What is counted.
     pub metrics: Metrics,
+    /// Cancelled when it was asked to stop.
+    pub draining: CancellationToken,
     /// Who may enter.
     pub places: Arc<Semaphore>,
 }
@@ -44,9 +50,11 @@ impl Router {
         Arc::new(Self {
             fleet: Fleet::new(calls.clone(), metrics.clone(), planner, ttl),
             planning,
+            draining: CancellationToken::new(),
             places: Arc::new(Semaphore::new(args.max_requests)),
             api_keys: args.api_key.iter().map(|key| Secret::new(key)).collect(),
             calls,
+            retries: RetryBudget::new(args.retry_percent),
             args,
             token,
             metrics,

@@ -76,6 +76,16 @@ pub struct CoreArgs {
         default_value_t = 60
     )]
     pub stall_s: u64,
+    /// How long the engine may make no progress on what it was given before it is suspect, in seconds, at the least. The
+    /// bound is learnt from its own silences and its own pace, each six times over.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BATON_PROGRESS_FLOOR_S",
+        default_value_t = 15,
+        value_parser = clap::value_parser!(u64).range(1..=600)
+    )]
+    pub progress_floor_s: u64,
     /// Longest time for work to finish when asked to stop, in seconds.
     #[arg(
         long,
@@ -153,6 +163,11 @@ impl CoreArgs {
     /// Longest silence inside a stream.
     pub fn stall(&self) -> Duration {
         Duration::from_secs(self.stall_s)
+    }
+
+    /// How long the engine may always make no progress.
+    pub fn progress_floor(&self) -> Duration {
+        Duration::from_secs(self.progress_floor_s)
     }
 
     /// Longest time to finish.

@@ -17,11 +17,15 @@ use tokio_util::sync::CancellationToken;
 use crate::args::CoreArgs;
 use crate::engine::{Attached, Engine, Following};
 use crate::ledger::Ledger;
+use crate::link::Links;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
 use crate::relay::admission::Admission;
 use crate::relay::in_flight::InFlight;
+use crate::relay::pace::Pace;
+use crate::relay::progress::Progress;
 use crate::relay::used::UsedTickets;
+use crate::routers::Routers;
 use crate::status::{EngineStatus, Published, state_of};
 use crate::view::KvView;
 
@@ -50,12 +54,20 @@ pub struct Core<E> {
     pub ledger: Ledger,
     /// Handoffs this engine has used.
     pub used: UsedTickets,
+    /// Its end of links to other hosts.
+    pub(crate) links: Links,
+    /// Routers that are there.
+    pub routers: Routers,
     /// What its KV cache holds.
     pub view: Arc<KvView>,
     /// Who may enter.
     pub admission: Admission,
+    /// How fast it prefills.
+    pub pace: Pace,
     /// Who is inside.
     pub in_flight: InFlight,
+    /// Whether the engine works on what it was given.
+    pub progress: Arc<Progress>,
     /// What is counted.
     pub metrics: Metrics,
     /// Cancelled when no new work is taken any more.
@@ -104,9 +116,13 @@ impl<E: Engine> Core<E> {
             client: Client::new(limits),
             ledger: Ledger::new(token.clone(), metrics.tickets.clone()),
             used: UsedTickets::default(),
+            links: Links::default(),
+            routers: Routers::default(),
             view: KvView::new(metrics.view.clone(), recorder),
             admission: Admission::new(args.max_concurrency, args.max_queue, metrics.queued.clone()),
+            pace: Pace::default(),
             in_flight: InFlight::default(),
+            progress: Arc::new(Progress::new(args.progress_floor())),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             look_again: Notify::new(),
@@ -164,6 +180,7 @@ impl<E: Engine> Core<E> {
             if self.incarnation().as_ref() != Some(&attached.incarnation) {
                 tracing::info!(incarnation = %attached.incarnation, "attached to an engine");
                 self.metrics.incarnations.inc();
+                self.progress.forget();
             }
             self.ledger.void_others(&attached.incarnation);
             self.follow(attached);
@@ -224,7 +241,7 @@ impl<E: Engine> Core<E> {
     pub fn publish(&self) {
         let (hello_parts, state) = {
             let status = self.status();
-            // Stranded KV is held, but nobody may come for it any more.
+            // KV that is leaving is held, but nobody may come for it any more.
             let usable = self.ledger.counts().claimed;
             let state = state_of(
                 &status,

@@ -11,6 +11,7 @@ use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::WorkerInfo;
 use baton_proto::{Error, Incarnation, RequestId};
+use baton_transfer::Agent;
 use http::HeaderValue;
 
 use crate::view::Feed;
@@ -49,6 +50,34 @@ pub struct HeldKv {
     pub lease: Duration,
 }
 
+/// What an engine has moved since it started.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Moved {
+    /// KV bytes that it fetched.
+    pub bytes: u64,
+    /// Seconds that its transfers took, one by one.
+    pub seconds: f64,
+    /// Transfers that came to their end.
+    pub transfers: u64,
+    /// Transfers that failed.
+    pub failed: u64,
+    /// Handoffs whose KV it held until the lease ended.
+    pub expired: u64,
+}
+
+impl Moved {
+    /// What was moved since an earlier look; nothing if that was at another life of the engine.
+    pub fn since(&self, before: &Self) -> Option<Self> {
+        Some(Self {
+            bytes: self.bytes.checked_sub(before.bytes)?,
+            seconds: (self.seconds - before.seconds).max(0.0),
+            transfers: self.transfers.checked_sub(before.transfers)?,
+            failed: self.failed.checked_sub(before.failed)?,
+            expired: self.expired.checked_sub(before.expired)?,
+        })
+    }
+}
+
 /// A prefill that the engine finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prefilled {
@@ -66,6 +95,17 @@ pub enum Prefilled {
         /// What is held for nobody.
         kv: Option<HeldKv>,
     },
+}
+
+/// How busy an engine says it is.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct EngineLoad {
+    /// What routers are told of it. The sequence number is filled in by the sidecar.
+    pub report: LoadReport,
+    /// Tokens that it has computed and generated in its life, if it counts them.
+    pub work: Option<u64>,
+    /// What its connector has moved, if it has one.
+    pub moved: Option<Moved>,
 }
 
 /// What an event of an engine's stream means for the client.
@@ -107,6 +147,9 @@ pub trait Engine: Send + Sync + 'static {
     /// life, after [`Engine::attach`]; nothing for an engine that tells none.
     fn follow(&self, feed: &Feed) -> Option<Following>;
 
+    /// An agent of our own on the fabric over which the engine moves KV, to measure links with.
+    fn agent(&self) -> impl Future<Output = Result<Agent, Error>> + Send;
+
     /// Has the engine forget its KV cache, but for what requests use.
     fn reset_cache(&self) -> impl Future<Output = Result<(), Error>> + Send;
 
@@ -116,14 +159,24 @@ pub trait Engine: Send + Sync + 'static {
     /// The tokens that the engine makes of a request.
     fn tokenize(&self, request: &str) -> impl Future<Output = Result<Vec<u32>, Error>> + Send;
 
-    /// How busy the engine says it is. The sequence number is filled in by the caller.
-    fn load(&self) -> impl Future<Output = Result<LoadReport, Error>> + Send;
+    /// How busy the engine says it is.
+    fn load(&self) -> impl Future<Output = Result<EngineLoad, Error>> + Send;
 
     /// The body of a prefill leg.
     fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String;
 
     /// What a finished prefill left, from the engine's answer to it.
     fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error>;
+
+    /// Lets the engine have KV back that it holds for a handoff and that nobody fetches any more. Done when it was told; it
+    /// does not answer.
+    fn give_back(&self, held: &TransferMetadata) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Has the engine hold KV for longer. For how long from now on, at least.
+    fn keep(
+        &self,
+        held: &[TransferMetadata],
+    ) -> impl Future<Output = Result<Duration, Error>> + Send;
 
     /// The body of a decode leg. Refuses, before the engine sees it, metadata that this engine does not survive.
     fn decode_body(

@@ -1,20 +1,27 @@
 //! The ledger: the prefill side's truth about handoffs.
 //!
 //! An entry exists from the moment a prefill leg is opened until nothing about it can surprise any more. It is claimed
-//! for one decode worker, settled once, and ended by its release, its lease or the death of its engine. The clock is this
-//! process's own; leases travel as remaining time. Ids that are over stay known for a while, so that a call that comes
-//! late, or a release that comes before its prefill, revives nothing.
+//! for one decode worker, settled once, and ended by its release, its lease, the end of its router or the death of its
+//! engine. KV that is given up is *leaving*: held for nobody until the engine was told so, which may be only when nobody
+//! can be fetching it any more ([`leaving`]). The clock is this process's own; leases travel as remaining time. Ids that
+//! are over stay known for a while, so that a call that comes late, or a release that comes before its prefill, revives
+//! nothing.
+
+mod leaving;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use baton_proto::ticket::{Draft, Ticket};
+use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
-use baton_proto::{Error, ErrorKind, Incarnation, Source, Stage, TicketId, WorkerId};
+use baton_proto::{Error, ErrorKind, Incarnation, RouterId, Source, Stage, TicketId, WorkerId};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::leaving::Leaving;
+pub use self::leaving::{Due, Fetcher};
 use crate::metrics::{TicketEnd, TicketMetrics, TicketState};
 
 /// How long an id that is over stays known.
@@ -27,23 +34,60 @@ enum Entry {
     /// The prefill leg is in the engine. Cancelling the token gives it up.
     Running { cancel: CancellationToken },
     /// KV is held for the decode worker named in the draft.
-    Claimed { draft: Box<Draft>, lapses: Instant },
-    /// KV is held for nobody, until the engine's lease ends.
-    Stranded {
-        incarnation: Incarnation,
-        lapses: Instant,
-    },
+    Claimed(Box<Claimed>),
+    /// KV is held for nobody, until the engine has it back.
+    Leaving(Box<Leaving>),
     /// Nothing is held. Remembered until the instant.
     Over { until: Instant },
+}
+
+struct Claimed {
+    draft: Draft,
+    /// Base URL of the decode worker's sidecar.
+    decode_at: Option<String>,
+    /// For which router. Without one it lives until its lease ends.
+    router: Option<RouterId>,
+    lapses: Instant,
+    /// Until when the request may want it: its lease is not extended beyond.
+    wanted: Instant,
+}
+
+/// For whom KV is held, and until when at most.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// Base URL of the decode worker's sidecar, if that may be asked.
+    pub decode_at: Option<String>,
+    /// The router whose request it is.
+    pub router: Option<RouterId>,
+    /// When the request's time is over.
+    pub until: Instant,
 }
 
 impl Entry {
     fn state(&self) -> Option<TicketState> {
         match self {
             Self::Running { .. } => Some(TicketState::Running),
-            Self::Claimed { .. } => Some(TicketState::Claimed),
-            Self::Stranded { .. } => Some(TicketState::Stranded),
+            Self::Claimed(_) => Some(TicketState::Claimed),
+            Self::Leaving(_) => Some(TicketState::Leaving),
             Self::Over { .. } => None,
+        }
+    }
+
+    /// Of which life of the engine KV is held.
+    fn held_in(&self) -> Option<&Incarnation> {
+        match self {
+            Self::Claimed(claimed) => Some(&claimed.draft.incarnation),
+            Self::Leaving(leaving) => Some(&leaving.incarnation),
+            Self::Running { .. } | Self::Over { .. } => None,
+        }
+    }
+
+    /// When the engine lets go of what it holds.
+    fn lapses(&self) -> Option<Instant> {
+        match self {
+            Self::Claimed(claimed) => Some(claimed.lapses),
+            Self::Leaving(leaving) => Some(leaving.lapses),
+            Self::Running { .. } | Self::Over { .. } => None,
         }
     }
 }
@@ -55,14 +99,14 @@ pub struct Counts {
     pub running: usize,
     /// Handoffs that may still be used.
     pub claimed: usize,
-    /// Held for nobody until their lease ends.
-    pub stranded: usize,
+    /// Held for nobody until the engine has it back.
+    pub leaving: usize,
 }
 
 impl Counts {
     /// Handoffs whose KV the engine holds.
     pub fn held(self) -> usize {
-        self.claimed + self.stranded
+        self.claimed + self.leaving
     }
 }
 
@@ -72,6 +116,8 @@ pub struct Ledger {
     entries: Arc<Mutex<HashMap<TicketId, Entry>>>,
     token: FleetToken,
     metrics: TicketMetrics,
+    /// Wakes whoever gives KV back.
+    left: Arc<Notify>,
 }
 
 impl Ledger {
@@ -81,6 +127,7 @@ impl Ledger {
             entries: Arc::default(),
             token,
             metrics,
+            left: Arc::default(),
         }
     }
 
@@ -117,18 +164,25 @@ impl Ledger {
         })
     }
 
-    /// Moves an unused ticket to another decode worker.
-    pub fn claim(&self, id: &TicketId, decode: WorkerId) -> Result<Ticket, Error> {
+    /// Moves an unused ticket to another decode worker, or renews it for the same.
+    pub fn claim(
+        &self,
+        id: &TicketId,
+        decode: WorkerId,
+        decode_at: Option<String>,
+    ) -> Result<Ticket, Error> {
         let mut entries = self.lock();
-        let Some(Entry::Claimed { draft, lapses }) = entries.get_mut(id) else {
+        let Some(Entry::Claimed(claimed)) = entries.get_mut(id) else {
             return Err(not_held(id));
         };
-        let remaining = lapses.saturating_duration_since(Instant::now());
+        let remaining = claimed.lapses.saturating_duration_since(Instant::now());
         if remaining.is_zero() {
             return Err(lapsed(id));
         }
-        draft.decode = decode;
-        Ok(draft.as_ref().clone().seal(&self.token, millis(remaining)))
+        claimed.draft.decode = decode;
+        claimed.decode_at = decode_at;
+        claimed.draft.lease_ms = claimed.draft.lease_ms.max(millis(remaining));
+        Ok(claimed.draft.clone().seal(&self.token, millis(remaining)))
     }
 
     /// Whether a ticket could be settled now, as far as the ledger alone can tell.
@@ -161,55 +215,58 @@ impl Ledger {
     }
 
     /// Gives up a ticket, or the leg that would have produced it. Idempotent; unknown ids are remembered as released.
-    ///
-    /// The engine cannot yet be told to give the KV back, so an unused handoff is stranded until its lease ends.
     pub fn release(&self, id: &TicketId) {
+        self.give_up(id, None);
+    }
+
+    /// Gives up a ticket that has left this process to nobody.
+    pub fn withdraw(&self, id: &TicketId) {
+        self.give_up(id, Some(Fetcher::Nobody));
+    }
+
+    fn give_up(&self, id: &TicketId, fetcher: Option<Fetcher>) {
         let mut entries = self.lock();
-        let stranded = match entries.get(id) {
+        let left = match entries.get(id) {
             Some(Entry::Running { cancel }) => return cancel.cancel(),
-            Some(Entry::Stranded { .. } | Entry::Over { .. }) => return,
-            Some(Entry::Claimed { draft, lapses }) => Some(Entry::Stranded {
-                incarnation: draft.incarnation.clone(),
-                lapses: *lapses,
-            }),
+            Some(Entry::Leaving(_) | Entry::Over { .. }) => return,
+            Some(Entry::Claimed(claimed)) => Some(claimed.leave(fetcher)),
             None => None,
         };
-        if stranded.is_some() {
-            self.metrics.stranded.inc();
-            self.metrics.ended(TicketEnd::Released);
-        }
-        self.put(&mut entries, id, stranded.unwrap_or_else(over));
+        let entry = left.map_or_else(over, |left| Entry::Leaving(Box::new(left)));
+        self.put(&mut entries, id, entry);
     }
 
     /// Ends everything that belongs to another life of the engine than `now`: its KV is gone.
     pub fn void_others(&self, now: &Incarnation) {
         let mut entries = self.lock();
-        let of_another_life = |entry: &Entry| match entry {
-            Entry::Claimed { draft, .. } => draft.incarnation != *now,
-            Entry::Stranded { incarnation, .. } => incarnation != now,
-            Entry::Running { .. } | Entry::Over { .. } => false,
-        };
+        let of_another_life = |entry: &Entry| entry.held_in().is_some_and(|life| life != now);
         for id in ids_where(&entries, of_another_life) {
             self.metrics.ended(TicketEnd::Voided);
             self.put(&mut entries, &id, over());
         }
     }
 
-    /// Ends what lapsed and forgets what is over for long. To be called about once a second.
-    pub fn sweep(&self) {
+    /// Ends what lapsed, gives up what is of routers that are gone, and forgets what is over for long. To be called about
+    /// once a second.
+    pub fn sweep(&self, is_gone: impl Fn(&RouterId) -> bool) {
         let now = Instant::now();
         let mut entries = self.lock();
-        let lapsed = |entry: &Entry| match entry {
-            Entry::Claimed { lapses, .. } | Entry::Stranded { lapses, .. } => *lapses <= now,
-            Entry::Running { .. } | Entry::Over { .. } => false,
-        };
+        let lapsed = |entry: &Entry| entry.lapses().is_some_and(|lapses| lapses <= now);
         for id in ids_where(&entries, lapsed) {
-            if matches!(entries.get(&id), Some(Entry::Claimed { .. })) {
-                self.metrics.ended(TicketEnd::Lapsed);
+            if matches!(entries.get(&id), Some(Entry::Leaving(_))) {
+                self.metrics.stranded.inc();
             }
+            self.metrics.ended(TicketEnd::Lapsed);
             self.put(&mut entries, &id, over());
         }
         entries.retain(|_, entry| !matches!(entry, Entry::Over { until } if *until <= now));
+        let orphaned = |entry: &Entry| matches!(entry, Entry::Claimed(claimed) if claimed.router.as_ref().is_some_and(&is_gone));
+        let orphans = ids_where(&entries, orphaned);
+        drop(entries);
+        for id in orphans {
+            tracing::info!(ticket = %id, "its router is gone: the ticket is given up");
+            self.release(&id);
+        }
     }
 
     /// How many entries are in which state.
@@ -218,13 +275,16 @@ impl Ledger {
         Counts {
             running: count(TicketState::Running),
             claimed: count(TicketState::Claimed),
-            stranded: count(TicketState::Stranded),
+            leaving: count(TicketState::Leaving),
         }
     }
 
     /// The only way an entry changes, so that the gauges cannot drift.
     fn put(&self, entries: &mut HashMap<TicketId, Entry>, id: &TicketId, entry: Entry) {
         let after = entry.state();
+        if after == Some(TicketState::Leaving) {
+            self.left.notify_one();
+        }
         let before = entries
             .insert(id.clone(), entry)
             .and_then(|entry| entry.state());
@@ -253,26 +313,27 @@ impl OpenLeg {
     }
 
     /// The prefill ended with KV that can be handed over: the ticket, born claimed.
-    pub fn hold(mut self, draft: Draft, lease: Duration) -> Ticket {
+    pub fn hold(mut self, draft: Draft, lease: Duration, wanted: Wanted) -> Ticket {
         self.closed = true;
         let ticket = draft.clone().seal(&self.ledger.token, millis(lease));
-        let held = Entry::Claimed {
-            draft: Box::new(draft),
+        let held = Entry::Claimed(Box::new(Claimed {
+            draft,
+            decode_at: wanted.decode_at,
+            router: wanted.router,
             lapses: Instant::now() + lease,
-        };
+            wanted: wanted.until,
+        }));
         self.ledger.put(&mut self.ledger.lock(), &self.id, held);
         ticket
     }
 
     /// The prefill ended with KV that nobody will fetch.
-    pub fn strand(mut self, incarnation: Incarnation, lease: Duration) {
+    pub fn leave(mut self, metadata: TransferMetadata, incarnation: Incarnation, lease: Duration) {
         self.closed = true;
-        self.ledger.metrics.stranded.inc();
-        let stranded = Entry::Stranded {
-            incarnation,
-            lapses: Instant::now() + lease,
-        };
-        self.ledger.put(&mut self.ledger.lock(), &self.id, stranded);
+        let lapses = Instant::now() + lease;
+        let left = Leaving::new(metadata, incarnation, lapses, Fetcher::Nobody);
+        let entry = Entry::Leaving(Box::new(left));
+        self.ledger.put(&mut self.ledger.lock(), &self.id, entry);
     }
 }
 
@@ -287,8 +348,8 @@ impl Drop for OpenLeg {
 /// The draft of a ticket that is unused and whose lease has not ended.
 fn claimed<'a>(entries: &'a HashMap<TicketId, Entry>, id: &TicketId) -> Result<&'a Draft, Error> {
     match entries.get(id) {
-        Some(Entry::Claimed { lapses, .. }) if *lapses <= Instant::now() => Err(lapsed(id)),
-        Some(Entry::Claimed { draft, .. }) => Ok(draft),
+        Some(Entry::Claimed(claimed)) if claimed.lapses <= Instant::now() => Err(lapsed(id)),
+        Some(Entry::Claimed(claimed)) => Ok(&claimed.draft),
         _ => Err(not_held(id)),
     }
 }

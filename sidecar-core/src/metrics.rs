@@ -1,9 +1,11 @@
 //! Everything a sidecar counts. Labels are types; their values are bounded.
 
 use baton_daemon::metrics::{Counter, Family, Gauge, Histogram, Registry, seconds};
+use baton_proto::load::Transport;
 use baton_proto::{ErrorKind, Stage};
 use prometheus_client::encoding::EncodeLabelSet;
 
+use crate::engine::Moved;
 use crate::view::metrics::ViewMetrics;
 
 /// Where a handoff is.
@@ -13,8 +15,8 @@ pub enum TicketState {
     Running,
     /// Its KV is held for a decode worker.
     Claimed,
-    /// Its KV is held for nobody.
-    Stranded,
+    /// Its KV is held for nobody, until the engine has it back.
+    Leaving,
 }
 
 /// How a handoff ended.
@@ -22,9 +24,9 @@ pub enum TicketState {
 pub enum TicketEnd {
     /// Decode has the KV.
     Settled,
-    /// It was given up unused.
+    /// It was given up, and its KV was given back.
     Released,
-    /// Its lease ended unused.
+    /// Its lease ended.
     Lapsed,
     /// Its engine restarted.
     Voided,
@@ -56,8 +58,10 @@ struct OutcomeLabel {
 pub struct TicketMetrics {
     states: Family<StateLabel, Gauge>,
     ends: Family<EndLabel, Counter>,
-    /// Handoffs that ended unused while their engine went on holding the KV.
+    /// Handoffs that nobody wanted and whose KV the engine held until its lease ended.
     pub stranded: Counter,
+    /// Leases that were extended.
+    pub extended: Counter,
 }
 
 impl TicketMetrics {
@@ -92,9 +96,74 @@ fn label(state: TicketState) -> StateLabel {
     let state = match state {
         TicketState::Running => "running",
         TicketState::Claimed => "claimed",
-        TicketState::Stranded => "stranded",
+        TicketState::Leaving => "leaving",
     };
     StateLabel { state }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TransportLabel {
+    transport: &'static str,
+}
+
+/// Counts of the engine's own transfers.
+#[derive(Debug, Clone, Default)]
+pub struct TransferMetrics {
+    bytes: Counter,
+    transfers: Counter,
+    failed: Counter,
+    expired: Counter,
+    transport: Family<TransportLabel, Gauge>,
+}
+
+impl TransferMetrics {
+    /// The engine has moved this since it was looked at last.
+    pub fn count(&self, since: &Moved) {
+        self.bytes.inc_by(since.bytes);
+        self.transfers.inc_by(since.transfers);
+        self.failed.inc_by(since.failed);
+        self.expired.inc_by(since.expired);
+    }
+
+    /// By what KV moves, once it is known.
+    pub fn transport(&self, named: Option<Transport>) {
+        let Some(named) = named else { return };
+        for transport in Transport::ALL {
+            let label = TransportLabel {
+                transport: transport.word(),
+            };
+            let is_it = i64::from(transport == named);
+            self.transport.get_or_create(&label).set(is_it);
+        }
+    }
+
+    fn register(&self, families: &mut prometheus_client::registry::Registry) {
+        families.register(
+            "engine_kv_fetched_bytes",
+            "KV bytes that the engine says it has fetched from others",
+            self.bytes.clone(),
+        );
+        families.register(
+            "engine_kv_fetches",
+            "Transfers of KV that the engine says it has finished",
+            self.transfers.clone(),
+        );
+        families.register(
+            "engine_kv_fetches_failed",
+            "Transfers of KV that the engine says have failed",
+            self.failed.clone(),
+        );
+        families.register(
+            "engine_kv_expired",
+            "Handoffs whose KV the engine says it held until the lease ended",
+            self.expired.clone(),
+        );
+        families.register(
+            "engine_kv_transport",
+            "1 at the transport by which KV comes in, by the bytes that the host's devices counted",
+            self.transport.clone(),
+        );
+    }
 }
 
 /// Everything a sidecar counts.
@@ -102,6 +171,8 @@ fn label(state: TicketState) -> StateLabel {
 pub struct Metrics {
     /// Handoffs.
     pub tickets: TicketMetrics,
+    /// The engine's own transfers.
+    pub transfers: TransferMetrics,
     /// The view of the engine's KV cache.
     pub view: ViewMetrics,
     in_flight: Family<StageLabel, Gauge>,
@@ -114,10 +185,16 @@ pub struct Metrics {
     pub incarnations: Counter,
     /// Times the engine's cache was quarantined.
     pub quarantines: Counter,
+    /// Times in a row that the engine made no progress on its work.
+    pub stalled: Gauge,
+    /// The same, ever.
+    pub stalls: Counter,
     /// Routers this sidecar is registered with.
     pub routers: Gauge,
     /// KV bytes of prefills that were offered for handoff.
     pub handoff_bytes: Counter,
+    /// Times the engine could not be told that it may have KV back.
+    pub give_back_failures: Counter,
     first_token: Family<StageLabel, Histogram, fn() -> Histogram>,
 }
 
@@ -125,6 +202,7 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             tickets: TicketMetrics::default(),
+            transfers: TransferMetrics::default(),
             view: ViewMetrics::default(),
             in_flight: Family::default(),
             legs: Family::default(),
@@ -132,8 +210,11 @@ impl Default for Metrics {
             engine_up: Gauge::default(),
             incarnations: Counter::default(),
             quarantines: Counter::default(),
+            stalled: Gauge::default(),
+            stalls: Counter::default(),
             routers: Gauge::default(),
             handoff_bytes: Counter::default(),
+            give_back_failures: Counter::default(),
             first_token: Family::new_with_constructor(|| Histogram::new(seconds())),
         }
     }
@@ -146,7 +227,7 @@ impl Metrics {
         let tickets = &self.tickets;
         families.register(
             "tickets",
-            "Handoffs by state: running, claimed, stranded",
+            "Handoffs by state: running, claimed, leaving",
             tickets.states.clone(),
         );
         families.register(
@@ -156,8 +237,13 @@ impl Metrics {
         );
         families.register(
             "tickets_stranded",
-            "Handoffs given up while the engine still held their KV",
+            "Handoffs that nobody wanted and whose KV the engine held until its lease ended",
             tickets.stranded.clone(),
+        );
+        families.register(
+            "leases_extended",
+            "Times that the lease of a handoff was extended",
+            tickets.extended.clone(),
         );
         families.register(
             "in_flight",
@@ -186,6 +272,16 @@ impl Metrics {
             self.quarantines.clone(),
         );
         families.register(
+            "engine_stalled",
+            "Times since its last progress that the engine left work waiting for longer than its history explains",
+            self.stalled.clone(),
+        );
+        families.register(
+            "engine_stalls",
+            "Times that the engine left work waiting for longer than its history explains",
+            self.stalls.clone(),
+        );
+        families.register(
             "routers",
             "Routers this sidecar is registered with",
             self.routers.clone(),
@@ -196,10 +292,16 @@ impl Metrics {
             self.handoff_bytes.clone(),
         );
         families.register(
+            "give_back_failures",
+            "Times the engine could not be told that it may have KV back",
+            self.give_back_failures.clone(),
+        );
+        families.register(
             "first_token_seconds",
             "From the start of a leg to the first token its engine gave, by stage",
             self.first_token.clone(),
         );
+        self.transfers.register(families);
         self.view.register(families);
     }
 

@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::launch::{Launch, Launched};
 use crate::metrics::Metrics;
 use crate::server::Surface;
-use crate::{membership, watchdog};
+use crate::{giveback, membership, watchdog};
 
 /// Runs a sidecar until it is asked to stop or its engine ends.
 pub async fn run<E: Engine>(
@@ -47,6 +47,8 @@ pub async fn run<E: Engine>(
     };
     tasks.spawn(serve(listener, limits, surface, closed.clone()));
     tasks.spawn(watchdog::run(Arc::clone(&core)));
+    tasks.spawn(giveback::run(Arc::clone(&core)));
+    tasks.spawn(giveback::keep(Arc::clone(&core)));
     let client = Client::new(ClientLimits {
         connect: Duration::from_secs(2),
         idle: Duration::from_secs(30),

@@ -8,6 +8,7 @@ use baton_daemon::http::{
 };
 use baton_daemon::metrics::Registry;
 use baton_proto::call::{Claim, path};
+use baton_proto::link::MeasureLink;
 use baton_proto::model::Tokens;
 use baton_proto::watch::SidecarState;
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage, TicketId, frame};
@@ -19,7 +20,7 @@ use serde_json::json;
 use crate::core::Core;
 use crate::engine::Engine;
 use crate::relay::{answer, leg, prefill};
-use crate::watch;
+use crate::{link, watch};
 
 /// Longest the engine may take to show which life it is in, when a handoff is settled.
 const CONFIRM_TIME: Duration = Duration::from_secs(2);
@@ -52,7 +53,9 @@ impl<E: Engine> Surface<E> {
         let core = Arc::clone(&self.core);
         let path = request.uri().path().to_owned();
         let method = match path.as_str() {
-            "/livez" | "/readyz" | "/metrics" | path::WATCH | path::MODEL_FILES => Method::GET,
+            "/livez" | "/readyz" | "/metrics" | path::WATCH | path::MODEL_FILES | path::LINK => {
+                Method::GET
+            }
             _ => Method::POST,
         };
         if path.starts_with("/baton/")
@@ -81,12 +84,24 @@ impl<E: Engine> Surface<E> {
             "/livez" => Ok(daemon_http::json(StatusCode::OK, &json!({"alive": true}))),
             "/readyz" => Ok(self.ready()),
             "/metrics" => Ok(self.registry.answer()),
-            path::WATCH => Ok(watch::stream(&core, watch::place(request.uri().query()))),
+            path::WATCH => {
+                let start = watch::Start::of_query(request.uri().query());
+                Ok(watch::stream(&core, start))
+            }
             path::PREFILL => prefill::prefill(core, request).await,
             path::DECODE => answer::decode(core, request).await,
             path::GENERATE => answer::generate(core, request).await,
             path::MODEL_FILES => self.model_files(),
             path::TOKENIZE => self.tokenize(request).await,
+            path::LINK => {
+                let offer = link::offer(&core).await?;
+                Ok(Response::new(daemon_http::full(frame::to_bytes(&offer))))
+            }
+            path::MEASURE_LINK => {
+                let wanted: MeasureLink = small(request).await?;
+                let measured = link::measure(&core, wanted).await?;
+                Ok(Response::new(daemon_http::full(frame::to_bytes(&measured))))
+            }
             path::QUARANTINE => {
                 core.quarantine();
                 Ok(leg::done())
@@ -159,13 +174,13 @@ impl<E: Engine> Surface<E> {
                 settled.map(|()| leg::done())
             }
             "claim" => {
-                let body = read_limited(request.into_body(), 4096, CONFIRM_TIME)
-                    .await
-                    .map_err(BadBody::into_request_error)?;
-                let claim: Claim =
-                    frame::from_bytes(&body).map_err(|bad| bad_call(&bad.to_string()))?;
-                let ticket = ledger.claim(&id, claim.decode)?;
+                let claim: Claim = small(request).await?;
+                let ticket = ledger.claim(&id, claim.decode, claim.decode_at)?;
                 Ok(Response::new(daemon_http::full(frame::to_bytes(&ticket))))
+            }
+            "revoke" => {
+                let revoked = self.core.used.revoke(&id).await?;
+                Ok(Response::new(daemon_http::full(frame::to_bytes(&revoked))))
             }
             _ => Err(not_found(verb)),
         }
@@ -194,9 +209,18 @@ const KNOWN: &[&str] = &[
     path::GENERATE,
     path::MODEL_FILES,
     path::TOKENIZE,
+    path::LINK,
+    path::MEASURE_LINK,
     path::QUARANTINE,
     path::DRAIN,
 ];
+
+/// A small body.
+async fn small<T: serde::de::DeserializeOwned>(request: Request<Incoming>) -> Result<T, Error> {
+    let body = read_limited(request.into_body(), 4096, CONFIRM_TIME).await;
+    let body = body.map_err(BadBody::into_request_error)?;
+    frame::from_bytes(&body).map_err(|bad| bad_call(&bad.to_string()))
+}
 
 fn bad_call(why: &str) -> Error {
     Error::new(ErrorKind::BadRequest, Source::Router, Stage::Handoff, why)

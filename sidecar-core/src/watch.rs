@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_daemon::http::Body;
-use baton_proto::Epoch;
 use baton_proto::call::CONTENT_TYPE;
-use baton_proto::frame;
 use baton_proto::watch::WatchFrame;
+use baton_proto::{Epoch, RouterId, frame};
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_TYPE as CONTENT_TYPE_HEADER;
 use http::{HeaderValue, Response};
@@ -20,6 +19,7 @@ use tokio::time::Instant;
 
 use crate::core::Core;
 use crate::engine::Engine;
+use crate::routers::Watching;
 use crate::status::Published;
 use crate::view::Snapshot;
 
@@ -36,6 +36,16 @@ struct Watcher<E> {
     told: Option<Published>,
     place: Place,
     next_beat: Instant,
+    _watching: Option<Watching>,
+}
+
+/// Who watches, and from where on.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// The router, if it says so.
+    pub router: Option<RouterId>,
+    /// The journal entry that it has seen last, and in which life of the sidecar.
+    pub after: Option<(Epoch, u64)>,
 }
 
 /// How far a watcher knows the view.
@@ -48,9 +58,9 @@ enum Place {
     After(u64),
 }
 
-/// Opens a watch stream. `from` is the journal entry a watcher has seen last, and in which life of the sidecar.
-pub fn stream<E: Engine>(core: &Arc<Core<E>>, from: Option<(Epoch, u64)>) -> Response<Body> {
-    let place = match from {
+/// Opens a watch stream.
+pub fn stream<E: Engine>(core: &Arc<Core<E>>, start: Start) -> Response<Body> {
+    let place = match start.after {
         Some((epoch, seq)) if epoch == core.epoch => Place::After(seq),
         _ => Place::Nowhere,
     };
@@ -61,6 +71,7 @@ pub fn stream<E: Engine>(core: &Arc<Core<E>>, from: Option<(Epoch, u64)>) -> Res
         told: None,
         place,
         next_beat: Instant::now(),
+        _watching: start.router.map(|router| core.routers.watches(router)),
     };
     let frames = futures_util::stream::unfold(watcher, |mut watcher| async {
         let bytes = watcher.next().await?;
@@ -73,14 +84,20 @@ pub fn stream<E: Engine>(core: &Arc<Core<E>>, from: Option<(Epoch, u64)>) -> Res
     response
 }
 
-/// Reads `epoch=…&seq=…` of a watch request.
-pub fn place(query: Option<&str>) -> Option<(Epoch, u64)> {
-    let number = |name: &str| -> Option<u64> {
-        let pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
-        let mut values = pairs.filter(|(key, _)| *key == name);
-        values.next()?.1.parse().ok()
-    };
-    Some((Epoch(number("epoch")?), number("seq")?))
+impl Start {
+    /// Reads `router=…&epoch=…&seq=…` of a watch request.
+    pub fn of_query(query: Option<&str>) -> Self {
+        let value = |name: &str| {
+            let pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
+            let mut values = pairs.filter(|(key, _)| *key == name);
+            values.next().map(|(_, value)| value)
+        };
+        let number = |name: &str| -> Option<u64> { value(name)?.parse().ok() };
+        Self {
+            router: value("router").and_then(|id| id.parse().ok()),
+            after: number("epoch").map(Epoch).zip(number("seq")),
+        }
+    }
 }
 
 impl<E> Drop for Watcher<E> {
@@ -164,17 +181,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watcher_may_say_where_it_stands() {
-        assert_eq!(place(Some("epoch=7&seq=3")), Some((Epoch(7), 3)));
-        assert_eq!(place(Some("seq=3&x=y&epoch=7")), Some((Epoch(7), 3)));
-        for unclear in [
-            None,
-            Some(""),
-            Some("epoch=7"),
-            Some("epoch=7&seq=-1"),
-            Some("epoch=7&seq=x"),
-        ] {
-            assert_eq!(place(unclear), None, "{unclear:?}");
+    fn a_watcher_may_say_who_it_is_and_where_it_stands() {
+        let after = |query| Start::of_query(Some(query)).after;
+        assert_eq!(after("epoch=7&seq=3"), Some((Epoch(7), 3)));
+        assert_eq!(after("seq=3&x=y&epoch=7"), Some((Epoch(7), 3)));
+        for unclear in ["", "epoch=7", "epoch=7&seq=-1", "epoch=7&seq=x"] {
+            assert_eq!(after(unclear), None, "{unclear:?}");
+        }
+        let named = Start::of_query(Some("router=r-1&epoch=7&seq=3"));
+        assert_eq!(named.router, Some("r-1".parse().unwrap()));
+        assert_eq!(named.after, Some((Epoch(7), 3)));
+        for nobody in [None, Some("router="), Some("router=a/b"), Some("epoch=7")] {
+            assert_eq!(Start::of_query(nobody).router, None, "{nobody:?}");
         }
     }
 }

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::load::{LoadReport, Measured, Origin, Stall};
 use baton_proto::{ErrorKind, Stage};
 use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::core::Core;
-use crate::engine::{Attached, Engine};
+use crate::engine::{Attached, Engine, EngineLoad};
+use crate::relay::progress::Own;
 use crate::relearn::Relearn;
 use crate::status::EngineStatus;
+use crate::transfers::{Carried, Transfers};
 
 /// How often the engine is looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -36,6 +38,7 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
         said: None,
     };
     let mut relearn = Relearn::default();
+    let mut transfers = Transfers::default();
     for tick in 0u64.. {
         tokio::select! {
             () = core.closing.cancelled() => return,
@@ -43,13 +46,15 @@ pub async fn run<E: Engine>(core: Arc<Core<E>>) {
             _ = ticks.tick() => {}
         }
         dog.look(&core, tick).await;
-        core.ledger.sweep();
+        core.ledger.sweep(|router| core.routers.is_gone(router));
         if tick % 60 == 59 {
             core.used.sweep();
+            core.routers.sweep();
+            core.links.sweep();
         }
         if core.incarnation().is_some() {
             relearn.look(&core).await;
-            core.publish_load(load(&core).await);
+            core.publish_load(load(&core, &mut transfers).await);
         }
         core.publish();
     }
@@ -102,11 +107,25 @@ impl Watchdog {
 }
 
 /// What the engine says of its load, completed with what only the sidecar knows.
-async fn load<E: Engine>(core: &Core<E>) -> LoadReport {
-    let mut report = match timeout(PATIENCE, core.engine.load()).await {
-        Ok(Ok(report)) => report,
-        Ok(Err(_)) | Err(_) => LoadReport::default(),
+async fn load<E: Engine>(core: &Core<E>, transfers: &mut Transfers) -> LoadReport {
+    let EngineLoad {
+        mut report,
+        work,
+        moved,
+    } = match timeout(PATIENCE, core.engine.load()).await {
+        Ok(Ok(load)) => load,
+        Ok(Err(_)) | Err(_) => EngineLoad::default(),
     };
+    if let Some(moved) = moved {
+        transfers.look(moved, Carried::now(), &core.metrics.transfers);
+    }
+    report.kv_in = transfers.kv_in();
+    let has = |count: &Option<Measured<u32>>| count.as_ref().is_some_and(|count| count.value > 0);
+    let busy = has(&report.running) || has(&report.waiting);
+    report.stall = stall(core, Own { work, busy }).map(|value| Measured {
+        value,
+        from: Origin::InFlightTable,
+    });
     let own = |count: usize| {
         Some(Measured {
             value: u32::try_from(count).unwrap_or(u32::MAX),
@@ -125,4 +144,21 @@ async fn load<E: Engine>(core: &Core<E>) -> LoadReport {
         report.running = own(core.in_flight.count());
     }
     report
+}
+
+/// Whether the engine works on what it was given, noted where it changes.
+fn stall<E: Engine>(core: &Core<E>, own: Own) -> Option<Stall> {
+    let owed = core.in_flight.owed(own, core.progress.stalled_at());
+    let stall = core.progress.judge(owed, own);
+    let times = i64::from(stall.as_ref().map_or(0, |stall| stall.times));
+    let before = core.metrics.stalled.set(times);
+    match &stall {
+        Some(stall) if times > before => {
+            core.metrics.stalls.inc();
+            tracing::warn!(%stall, "the engine is suspect");
+        }
+        None if before > 0 => tracing::info!("the engine makes progress again"),
+        _ => {}
+    }
+    stall
 }

@@ -25,6 +25,13 @@ pub struct VllmArgs {
     /// The engine's NIXL side channel; from VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT if not given.
     #[arg(long, value_name = "HOST:PORT", env = "BATON_SIDE_CHANNEL")]
     pub side_channel: Option<String>,
+    /// The engine's libnixl_capi.so, or the folder that has it, to give KV back that nobody fetches. Found by itself where the
+    /// engine runs on this host or is launched from its Python environment.
+    #[arg(long, value_name = "PATH", env = "BATON_NIXL_LIB")]
+    pub nixl_lib: Option<PathBuf>,
+    /// Network devices for NIXL, as the engine's UCX_NET_DEVICES; that variable or `lo` if not given.
+    #[arg(long, value_name = "DEVICES", env = "BATON_NIXL_DEVICES")]
+    pub nixl_devices: Option<String>,
     /// The engine's own --kv-events-config, given again for an engine that does not tell it (before 0.32), or that connects
     /// to its subscribers.
     #[arg(long, value_name = "JSON", env = "BATON_KV_EVENTS_CONFIG")]

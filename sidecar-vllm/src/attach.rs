@@ -12,6 +12,7 @@ use serde::Deserialize;
 use crate::args::VllmArgs;
 use crate::follow::source::EventsConfig;
 use crate::model_files::PromptConfig;
+use crate::notifier::NixlConfig;
 
 const HOST_VARIABLE: &str = "VLLM_NIXL_SIDE_CHANNEL_HOST";
 const PORT_VARIABLE: &str = "VLLM_NIXL_SIDE_CHANNEL_PORT";
@@ -44,6 +45,8 @@ pub struct TransferConfig {
     pub lease: Duration,
     /// Its NIXL side channel, `host:port`.
     pub side_channel: String,
+    /// How it is spoken to over NIXL.
+    pub nixl: NixlConfig,
 }
 
 /// vLLM's `--kv-transfer-config`, the parts that matter here.
@@ -274,7 +277,36 @@ fn transfer_config(json: &str, args: &VllmArgs) -> Result<TransferConfig, Exit> 
         engine_id: config.engine_id,
         lease,
         side_channel: side_channel(args)?,
+        nixl: nixl(args),
     })
+}
+
+fn nixl(args: &VllmArgs) -> NixlConfig {
+    let environment = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
+    let launched = args
+        .command
+        .first()
+        .and_then(|command| environment_of(command));
+    NixlConfig {
+        library: args.nixl_lib.clone(),
+        near: launched.into_iter().chain(environment).collect(),
+        devices: args
+            .nixl_devices
+            .clone()
+            .or_else(|| std::env::var("UCX_NET_DEVICES").ok()),
+    }
+}
+
+/// The Python environment that a command belongs to.
+fn environment_of(command: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = if command.contains('/') {
+        Some(PathBuf::from(command))
+    } else {
+        let candidates = std::env::split_paths(&path).map(|folder| folder.join(command));
+        candidates.into_iter().find(|file| file.is_file())
+    };
+    Some(found?.parent()?.parent()?.to_owned())
 }
 
 fn side_channel(args: &VllmArgs) -> Result<String, Exit> {

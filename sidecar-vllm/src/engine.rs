@@ -9,11 +9,14 @@ use baton_daemon::http::{Client, ClientLimits};
 use baton_proto::load::{LoadReport, Measured, Origin};
 use baton_proto::model::ModelFiles;
 use baton_proto::request::ClientRequest;
-use baton_proto::ticket::Ticket;
+use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
-use baton_sidecar_core::engine::{Attached, Engine, Following, Leg, Prefilled, Verdict};
+use baton_sidecar_core::engine::{
+    Attached, Engine, EngineLoad, Following, Leg, Moved, Prefilled, Verdict,
+};
 use baton_sidecar_core::view::Feed;
+use baton_transfer::{Agent, Kind};
 use http::HeaderValue;
 
 use crate::attach::{EngineConfig, TransferConfig};
@@ -21,15 +24,24 @@ use crate::dialect;
 use crate::follow;
 use crate::follow::folder::EventsFolder;
 use crate::follow::source::{EventSource, EventsConfig, sources_told};
-use crate::handshake::Handshake;
+use crate::handshake::{Handshake, TpRank};
 use crate::http::{EngineHttp, Model};
 use crate::metrics_page::MetricsPage;
 use crate::model_files::PromptConfig;
+use crate::notifier::Notifier;
 use crate::side_channel::SideChannel;
+use crate::transfer_params::{HeldAs, Notification};
 use crate::worker_info::info;
 
 /// Version whose wire facts this sidecar was verified with.
 const VERIFIED: &str = "0.32.";
+
+/// Share of a lease that is counted on: the engine's began before its answer arrived, and a heartbeat's interval (a
+/// sixth) is no time to be late.
+const CAUTION: f64 = 5.0 / 6.0;
+
+/// Share of a lease for which a heartbeat extends it, from its arrival on (0.32.0).
+const EXTENSION: f64 = 2.0 / 3.0;
 
 /// How long a decode engine keeps the NIXL agent of an engine_id (0.32.0, `engine_ttl`), with room.
 const AGENT_KEPT: Duration = Duration::from_secs(2 * 3600);
@@ -53,6 +65,7 @@ pub struct VllmEngine {
 struct Transfer {
     config: TransferConfig,
     side_channel: SideChannel,
+    notifier: Notifier,
 }
 
 /// What was last seen of the engine.
@@ -92,6 +105,7 @@ impl VllmEngine {
         };
         let transfer = config.transfer.map(|config| {
             SideChannel::start(&config.side_channel).map(|side_channel| Transfer {
+                notifier: Notifier::new(config.nixl.clone()),
                 config,
                 side_channel,
             })
@@ -191,6 +205,35 @@ impl VllmEngine {
         }
     }
 
+    fn transfer(&self) -> Result<&Transfer, Error> {
+        let transfer = self.transfer.as_ref();
+        transfer.ok_or_else(|| incompatible("this engine holds no KV for others"))
+    }
+
+    /// Sends a message to each of the engine's tensor-parallel ranks.
+    async fn tell(&self, tp_size: u32, message: Notification) -> Result<(), Error> {
+        let transfer = self.transfer()?;
+        let ranks = TpRank::all(tp_size)
+            .ok_or_else(|| unusable(&format!("it says it has {tp_size} ranks")))?;
+        let mut handshakes = Vec::new();
+        for rank in ranks {
+            handshakes.push(transfer.side_channel.handshake_of(rank).await?);
+        }
+        transfer.notifier.tell(handshakes, message).await
+    }
+
+    /// Gets ready to tell a new life of the engine what becomes of KV that it holds for others.
+    fn prepare(&self, role: Role, handshake: Option<&Arc<Handshake>>) {
+        let (Some(transfer), Some(handshake)) = (&self.transfer, handshake) else {
+            return;
+        };
+        let known = self.last().and_then(|seen| seen.handshake.clone());
+        let met = known.is_some_and(|known| known.incarnation == handshake.incarnation);
+        if role.prefills() && !met {
+            transfer.notifier.prepare(vec![Arc::clone(handshake)]);
+        }
+    }
+
     async fn shake_hands(&self, page: &MetricsPage<'_>) -> Result<Option<Arc<Handshake>>, Error> {
         let Some(transfer) = &self.transfer else {
             return Ok(None);
@@ -250,6 +293,18 @@ fn start_of(page: &MetricsPage<'_>) -> Result<Incarnation, Error> {
         .ok_or_else(|| unusable("the engine's metrics do not say when it started"))
 }
 
+/// What the engine's NIXL connector has moved.
+fn moved(page: &MetricsPage<'_>) -> Option<Moved> {
+    let count = |name: &str| page.sum(name).map(whole_number);
+    Some(Moved {
+        bytes: count("vllm:nixl_bytes_transferred_sum")?,
+        seconds: page.sum("vllm:nixl_xfer_time_seconds_sum")?,
+        transfers: count("vllm:nixl_xfer_time_seconds_count")?,
+        failed: count("vllm:nixl_num_failed_transfers_total").unwrap_or(0),
+        expired: count("vllm:nixl_num_kv_expired_reqs_total").unwrap_or(0),
+    })
+}
+
 fn whole_number(value: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -304,6 +359,7 @@ impl Engine for VllmEngine {
             }
             None => start_of(&page)?,
         };
+        self.prepare(role, handshake.as_ref());
         info.ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let blocks = info.capacity.first().map(|tier| tier.blocks);
         let events = self.event_sources(info.ranks).await;
@@ -330,13 +386,8 @@ impl Engine for VllmEngine {
     }
 
     async fn incarnation(&self) -> Result<Incarnation, Error> {
-        match &self.transfer {
-            Some(transfer) => {
-                let handshake = transfer.side_channel.handshake().await?;
-                Ok(handshake.incarnation.clone())
-            }
-            None => Err(incompatible("this engine holds no KV for others")),
-        }
+        let handshake = self.transfer()?.side_channel.handshake().await?;
+        Ok(handshake.incarnation.clone())
     }
 
     fn follow(&self, feed: &Feed) -> Option<Following> {
@@ -348,6 +399,33 @@ impl Engine for VllmEngine {
             asked: self.events.as_ref().map(|given| given.endpoint.clone()),
         };
         follow::start(seen.events.iter().map(source).collect(), feed)
+    }
+
+    async fn give_back(&self, held: &TransferMetadata) -> Result<(), Error> {
+        let held = HeldAs::parse(held.as_bytes()).map_err(|bad| unusable(&bad))?;
+        self.tell(held.tp_size, Notification::fetched(&held)).await
+    }
+
+    async fn keep(&self, held: &[TransferMetadata]) -> Result<Duration, Error> {
+        let read = held.iter().map(|held| HeldAs::parse(held.as_bytes()));
+        let held: Vec<HeldAs> = read
+            .collect::<Result<_, _>>()
+            .map_err(|bad| unusable(&bad))?;
+        let ranks = held.iter().map(|held| held.tp_size).max().unwrap_or(1);
+        self.tell(ranks, Notification::wanted(&held)).await?;
+        let lease = self.transfer().map(|transfer| transfer.config.lease)?;
+        Ok(lease.mul_f64(CAUTION * EXTENSION))
+    }
+
+    async fn agent(&self) -> Result<Agent, Error> {
+        let handshake = self.last().and_then(|seen| seen.handshake.clone());
+        let handshake = handshake.ok_or_else(|| incompatible("the engine has no connector"))?;
+        match handshake.agent.kind() {
+            Kind::Nixl => self.transfer()?.notifier.agent(Kind::Nixl).await,
+            Kind::Loopback => Err(unusable(
+                "an emulated engine's link is not its host's: it is not measured",
+            )),
+        }
     }
 
     async fn reset_cache(&self) -> Result<(), Error> {
@@ -363,7 +441,7 @@ impl Engine for VllmEngine {
         self.http.tokens(request.to_owned()).await
     }
 
-    async fn load(&self) -> Result<LoadReport, Error> {
+    async fn load(&self) -> Result<EngineLoad, Error> {
         let page = self.http.metrics().await?;
         let page = MetricsPage::parse(&page);
         let count = |name: &str| {
@@ -391,11 +469,18 @@ impl Engine for VllmEngine {
                     from: Origin::EngineMetric,
                 }
             });
-        Ok(LoadReport {
-            running: count("vllm:num_requests_running"),
-            waiting: count("vllm:num_requests_waiting"),
-            free,
-            ..LoadReport::default()
+        let computed = page.sum("vllm:prompt_tokens_total");
+        let generated = page.sum("vllm:generation_tokens_total");
+        let work = computed.zip(generated);
+        Ok(EngineLoad {
+            report: LoadReport {
+                running: count("vllm:num_requests_running"),
+                waiting: count("vllm:num_requests_waiting"),
+                free,
+                ..LoadReport::default()
+            },
+            work: work.map(|(computed, generated)| whole_number(computed + generated)),
+            moved: moved(&page),
         })
     }
 
@@ -409,8 +494,7 @@ impl Engine for VllmEngine {
         let (Some(transfer), Some(handshake)) = (&self.transfer, handshake) else {
             return Err(unusable("the engine has no connector to hand over with"));
         };
-        // The engine's lease began before its answer arrived, and a heartbeat's interval (a sixth) is no time to be late.
-        let lease = transfer.config.lease.mul_f64(5.0 / 6.0);
+        let lease = transfer.config.lease.mul_f64(CAUTION);
         dialect::read_prefill(answer, &handshake.geometry, &handshake.engine_id, lease)
     }
 

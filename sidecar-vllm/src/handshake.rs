@@ -7,12 +7,34 @@ use std::collections::BTreeMap;
 
 use baton_proto::Incarnation;
 use baton_proto::compat::Compatibility;
+use baton_transfer::Metadata;
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 
-/// The one request that may be sent: msgpack `[bin "get_meta_msg", pp_rank 0, tp_rank 0]`. Another rank, or another
-/// framing, ends the engine's listener for good (0.32.0).
-pub const REQUEST: &[u8] = b"\x93\xc4\x0cget_meta_msg\x00\x00";
+/// A tensor-parallel rank of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TpRank(u8);
+
+impl TpRank {
+    /// The one that every engine has.
+    pub const FIRST: Self = Self(0);
+
+    /// All ranks of an engine that says that it has so many; nothing for a number that cannot be.
+    pub fn all(tp_size: u32) -> Option<impl Iterator<Item = Self>> {
+        let most = u8::try_from(tp_size)
+            .ok()
+            .filter(|size| (1..=128).contains(size))?;
+        Some((0..most).map(Self))
+    }
+
+    /// The one request that may be sent: msgpack `[bin "get_meta_msg", pp_rank 0, tp_rank]`. A rank that the engine does
+    /// not have, or another framing, ends its listener for good (0.32.0).
+    pub fn request(self) -> [u8; 17] {
+        let mut request = *b"\x93\xc4\x0cget_meta_msg\x00\x00";
+        request[16] = self.0;
+        request
+    }
+}
 
 /// Most regions (layers) and blocks that are believed.
 const MOST_REGIONS: usize = 100_000;
@@ -26,6 +48,8 @@ pub struct Handshake {
     pub engine_id: String,
     /// Shape of its KV cache.
     pub geometry: Geometry,
+    /// What its NIXL agent tells others of itself.
+    pub agent: Metadata,
     compatibility_hash: String,
     layout: String,
     attention: String,
@@ -81,9 +105,12 @@ impl Handshake {
             .map_err(|error| format!("the handshake is strange: {error}"))?;
         let metadata: AgentMetadata = rmp_serde::from_slice(&payload.agent_metadata_bytes)
             .map_err(|error| format!("the handshake's agent metadata are strange: {error}"))?;
-        let incarnation = agent_name(&metadata.nixl_blob)
-            .and_then(|name| name.parse().ok())
-            .ok_or_else(|| "the handshake's NIXL blob has no agent name".to_owned())?;
+        let agent = Metadata::parse(&metadata.nixl_blob)
+            .map_err(|bad| format!("the handshake's NIXL blob is strange: {bad}"))?;
+        let incarnation = agent
+            .agent_name()
+            .parse()
+            .map_err(|bad| format!("the handshake's NIXL agent has a strange name: {bad}"))?;
         let regions = metadata.block_lens.len();
         if metadata.block_size == 0 || regions == 0 || regions > MOST_REGIONS {
             return Err(format!(
@@ -97,6 +124,7 @@ impl Handshake {
             .filter(|groups| groups.len() == regions);
         Ok(Self {
             incarnation,
+            agent,
             engine_id: metadata.engine_id,
             geometry: Geometry {
                 block_size: metadata.block_size,
@@ -203,12 +231,4 @@ impl Geometry {
             .fold(0u64, |sum, length| sum.saturating_add(*length));
         block / u64::from(self.block_size)
     }
-}
-
-/// The agent's name in a NIXL metadata blob: `nixlSerDes|Agent`, its length as u64 little-endian, its text.
-fn agent_name(blob: &[u8]) -> Option<&str> {
-    let rest = blob.strip_prefix(b"nixlSerDes|Agent")?;
-    let (length, rest) = rest.split_first_chunk::<8>()?;
-    let name = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
-    std::str::from_utf8(name).ok()
 }

@@ -3,6 +3,7 @@
 //! Callers that arrive while nobody is being asked share one exchange, which begins after all of them have arrived: its
 //! answer is never older than any of their questions.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use baton_daemon::Exit;
 use baton_proto::{Error, ErrorKind, Source, Stage};
 use tokio::sync::oneshot;
 
-use crate::handshake::{Handshake, REQUEST};
+use crate::handshake::{Handshake, TpRank};
 
 /// Longest time for one exchange. Half a millisecond to 15 ms were measured on a loaded machine.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -24,10 +25,13 @@ const CALLERS: usize = 4096;
 
 type Answer = oneshot::Sender<Result<Arc<Handshake>, Error>>;
 
+/// Which tensor-parallel rank is asked for, and who waits.
+type Caller = (TpRank, Answer);
+
 /// The engine's side channel.
 #[derive(Debug, Clone)]
 pub struct SideChannel {
-    callers: SyncSender<Answer>,
+    callers: SyncSender<Caller>,
 }
 
 impl SideChannel {
@@ -46,9 +50,14 @@ impl SideChannel {
 
     /// The engine's handshake, read after this call.
     pub async fn handshake(&self) -> Result<Arc<Handshake>, Error> {
+        self.handshake_of(TpRank::FIRST).await
+    }
+
+    /// The handshake of one of the engine's tensor-parallel ranks.
+    pub async fn handshake_of(&self, rank: TpRank) -> Result<Arc<Handshake>, Error> {
         let (answer, answered) = oneshot::channel();
         self.callers
-            .try_send(answer)
+            .try_send((rank, answer))
             .map_err(|_| failed("too many callers wait for the side channel"))?;
         answered
             .await
@@ -69,19 +78,24 @@ fn failed(why: &str) -> Error {
     clippy::disallowed_methods,
     reason = "the thread has nothing to do but wait for callers, and ends with the last of them"
 )]
-fn serve(endpoint: &str, waiting: &Receiver<Answer>) {
+fn serve(endpoint: &str, waiting: &Receiver<Caller>) {
     let mut exchange = Exchange {
         endpoint,
         context: zmq::Context::new(),
         socket: None,
-        last: None,
+        last: HashMap::new(),
     };
     while let Ok(first) = waiting.recv() {
-        let callers: Vec<Answer> = std::iter::once(first).chain(waiting.try_iter()).collect();
-        let outcome = exchange.handshake();
-        for caller in callers {
-            // A caller that no longer waits needs no answer.
-            let _ = caller.send(outcome.clone());
+        let mut callers: BTreeMap<TpRank, Vec<Answer>> = BTreeMap::new();
+        for (rank, caller) in std::iter::once(first).chain(waiting.try_iter()) {
+            callers.entry(rank).or_default().push(caller);
+        }
+        for (rank, callers) in callers {
+            let outcome = exchange.handshake(rank);
+            for caller in callers {
+                // A caller that no longer waits needs no answer.
+                let _ = caller.send(outcome.clone());
+            }
         }
     }
 }
@@ -90,17 +104,17 @@ struct Exchange<'a> {
     endpoint: &'a str,
     context: zmq::Context,
     socket: Option<zmq::Socket>,
-    /// The last payload and what it says. It is the same for an engine's whole life.
-    last: Option<(Vec<u8>, Arc<Handshake>)>,
+    /// The last payload of each rank and what it says. It is the same for an engine's whole life.
+    last: HashMap<TpRank, (Vec<u8>, Arc<Handshake>)>,
 }
 
 impl Exchange<'_> {
-    fn handshake(&mut self) -> Result<Arc<Handshake>, Error> {
-        let payload = self.payload().inspect_err(|_| {
+    fn handshake(&mut self, rank: TpRank) -> Result<Arc<Handshake>, Error> {
+        let payload = self.payload(rank).inspect_err(|_| {
             // A REQ socket whose reply did not come is stuck; and a late reply must not answer a later question.
             self.socket = None;
         })?;
-        if let Some((_, known)) = self.last.as_ref().filter(|(last, _)| *last == payload) {
+        if let Some((_, known)) = self.last.get(&rank).filter(|(last, _)| *last == payload) {
             return Ok(Arc::clone(known));
         }
         let endpoint = self.endpoint;
@@ -109,12 +123,12 @@ impl Exchange<'_> {
             Error::new(ErrorKind::Protocol, Source::Engine, Stage::Fleet, message)
         };
         let handshake = Arc::new(Handshake::parse(&payload).map_err(strange)?);
-        self.last = Some((payload, Arc::clone(&handshake)));
+        self.last.insert(rank, (payload, Arc::clone(&handshake)));
         Ok(handshake)
     }
 
     /// Asks once; the first frame of the reply.
-    fn payload(&mut self) -> Result<Vec<u8>, Error> {
+    fn payload(&mut self, rank: TpRank) -> Result<Vec<u8>, Error> {
         let endpoint = self.endpoint;
         let in_zmq = |error: zmq::Error| match error {
             zmq::Error::EAGAIN => failed(&format!(
@@ -129,7 +143,7 @@ impl Exchange<'_> {
                 .socket
                 .insert(connect(&self.context, endpoint).map_err(in_zmq)?),
         };
-        socket.send(REQUEST, 0).map_err(in_zmq)?;
+        socket.send(&rank.request()[..], 0).map_err(in_zmq)?;
         let frames = socket.recv_multipart(0).map_err(in_zmq)?;
         let payload = frames.into_iter().next();
         payload.ok_or_else(|| failed("the reply was empty"))

@@ -85,3 +85,83 @@ impl TransferParams {
         one_rank.saturating_mul(u64::from(self.tp_size))
     }
 }
+
+/// Under which id an engine holds KV, and in how many parts.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct HeldAs {
+    remote_request_id: String,
+    /// Tensor-parallel ranks, each of which holds a part.
+    pub tp_size: u32,
+}
+
+impl HeldAs {
+    /// Reads `kv_transfer_params`. Refuses an id that would change the meaning of a notification which has it in it.
+    pub fn parse(json: &[u8]) -> Result<Self, String> {
+        let held: Self = serde_json::from_slice(json)
+            .map_err(|error| format!("kv_transfer_params are not as expected: {error}"))?;
+        let id = &held.remote_request_id;
+        let strange = id.is_empty() || id.starts_with("HB:") || id.contains(',');
+        if strange {
+            return Err(format!("no notification can name the request id {id:?}"));
+        }
+        Ok(held)
+    }
+}
+
+/// A notification that a decode engine sends to the one that prefilled. A malformed one ends the engine (0.32.0), so
+/// there is no other way to make one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notification(String);
+
+impl Notification {
+    /// The KV was fetched, by one consumer: the engine gives it back.
+    pub fn fetched(held: &HeldAs) -> Self {
+        Self(format!("{}:1", held.remote_request_id))
+    }
+
+    /// The KV is still wanted: the engine holds it for two thirds of its lease from now on, or longer.
+    pub fn wanted<'a>(held: impl IntoIterator<Item = &'a HeldAs>) -> Self {
+        let ids: Vec<&str> = held
+            .into_iter()
+            .map(|held| held.remote_request_id.as_str())
+            .collect();
+        Self(format!("HB:{}", ids.join(",")))
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(id: &str) -> Result<HeldAs, String> {
+        let json = serde_json::json!({"remote_request_id": id, "tp_size": 1, "other": null});
+        HeldAs::parse(json.to_string().as_bytes())
+    }
+
+    #[test]
+    fn notifications_are_as_decode_engines_send_them() {
+        let (one, two) = (held("cmpl-a-0-01234567").unwrap(), held("b").unwrap());
+        assert_eq!(
+            Notification::fetched(&one).as_bytes(),
+            b"cmpl-a-0-01234567:1"
+        );
+        assert_eq!(
+            Notification::wanted([&one, &two]).as_bytes(),
+            b"HB:cmpl-a-0-01234567,b"
+        );
+    }
+
+    #[test]
+    fn ids_that_no_notification_can_name_are_refused() {
+        for id in ["", "HB:a", "a,b"] {
+            assert!(held(id).is_err(), "{id:?}");
+        }
+        assert!(HeldAs::parse(b"{}").is_err());
+        assert!(HeldAs::parse(br#"{"remote_request_id":"a","tp_size":-1}"#).is_err());
+    }
+}

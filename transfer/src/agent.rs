@@ -335,6 +335,13 @@ impl Agent {
         came.ok_or(TransferError::Gone)
     }
 
+    /// Loopback: its memory is given to nobody any more, as in a partitioned network, or again.
+    pub fn stall(&self, stalled: bool) {
+        if let Plane::Loopback(plane) = &self.0.plane {
+            plane.stall(stalled);
+        }
+    }
+
     /// Ends it, whoever has clones: what is under way fails, later calls are answered with [`TransferError::Gone`].
     pub fn end(&self) {
         match &self.0.plane {

@@ -5,6 +5,7 @@
 //! since one run takes minutes.
 
 mod churn;
+mod faults;
 mod in_flight;
 mod view;
 
@@ -118,11 +119,10 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn all_steps(&mut self) -> Result<()> {
-        // It has an engine of its own, and boots it before the machine is full of others.
+        // They have engines of their own, and boot them before the machine is full of others.
         self.step(E2eStep::View, Self::view)?;
-        let alone = [E2eStep::View, E2eStep::Transfer];
-        let only = &self.args.only;
-        if !only.is_empty() && only.iter().all(|step| alone.contains(step)) {
+        self.step(E2eStep::Faults, Self::faults)?;
+        if !E2eStep::OF_THE_CLUSTER.iter().any(|step| self.wants(*step)) {
             return Ok(());
         }
         let started = Instant::now();
@@ -271,11 +271,19 @@ impl Run<'_> {
         step: E2eStep,
         run: impl FnOnce(&mut Self) -> Result<Outcome>,
     ) -> Result<()> {
-        let only = &self.args.only;
-        if only.is_empty() || only.contains(&step) {
+        if self.wants(step) {
             return self.look(step.title(), run);
         }
         Ok(())
+    }
+
+    fn wants(&self, step: E2eStep) -> bool {
+        let E2eArgs { only, faults, .. } = self.args;
+        match step {
+            E2eStep::Faults if *faults => true,
+            _ if only.is_empty() => !faults,
+            _ => only.contains(&step),
+        }
     }
 
     fn look(

@@ -55,8 +55,8 @@ enum Command {
     ///
     /// Installs the engine if needed, boots one prefill and two decode engines and an aggregated one as the reference, with
     /// sidecars and a router, in network and process namespaces of this run alone, and compares what clients get. Before
-    /// that, one more engine with few blocks shows that router and sidecar know exactly what it holds. Logs and `report.json`
-    /// are left in target/e2e/ENGINE.
+    /// that, one more engine with few blocks shows that router and sidecar know exactly what it holds, and two more that a
+    /// handoff survives what happens to them. Logs and `report.json` are left in target/e2e/ENGINE.
     E2e(E2eArgs),
 
     /// See it work: two prefill and two decode engines, a mixed load, a worker that dies.
@@ -133,6 +133,8 @@ enum E2eStep {
     Transfer,
     /// What router and sidecar know of a KV cache, through evictions, resets, losses and restarts.
     View,
+    /// Handoffs while clients leave and engines freeze or die; all rows with --faults.
+    Faults,
     /// The OpenAI surface, by the official client.
     Surface,
     /// Tokens of random texts and chats, and cache hits of sessions.
@@ -150,10 +152,22 @@ enum E2eStep {
 }
 
 impl E2eStep {
+    /// Steps that look at the engines of the cluster, and not at ones of their own.
+    const OF_THE_CLUSTER: [Self; 7] = [
+        Self::Surface,
+        Self::Tokens,
+        Self::Conformance,
+        Self::Equality,
+        Self::Tickets,
+        Self::Refusals,
+        Self::Churn,
+    ];
+
     fn title(self) -> &'static str {
         match self {
             Self::Transfer => "transfer",
             Self::View => "exact view",
+            Self::Faults => "handoffs under faults",
             Self::Surface => "surface",
             Self::Tokens => "tokens",
             Self::Conformance => "conformance",
@@ -176,7 +190,16 @@ struct E2eArgs {
     #[arg(long)]
     smoke: bool,
 
-    /// Run this step alone; repeatable. `view` boots one engine instead of all, `transfer` none.
+    /// Run all rows of the step `faults`, and nothing else unless --only names it: some ten minutes.
+    ///
+    /// Clients go away at every stage of a request; engines, sidecars and the router are frozen, killed and started again
+    /// between its two legs; a lease runs out; there are more requests than anybody has room for. Nobody may get a wrong answer
+    /// or wait for ever, and all blocks are free again within two seconds.
+    #[arg(long, conflicts_with = "smoke")]
+    faults: bool,
+
+    /// Run this step alone; repeatable. `view` and `faults` boot engines of their own instead of all, `transfer`
+    /// none.
     #[arg(long, value_enum, value_name = "STEP")]
     only: Vec<E2eStep>,
 

@@ -40,6 +40,8 @@ pub struct SendError {
     pub delivered: Delivered,
     /// Whether it was a deadline of ours.
     pub timed_out: bool,
+    /// Whether nobody listens at the address.
+    pub refused: bool,
     /// One sentence.
     pub message: String,
 }
@@ -89,12 +91,14 @@ impl Client {
                 Err(SendError {
                     delivered,
                     timed_out: false,
+                    refused: error.is_connect() && is_refused(&error),
                     message,
                 })
             }
             Err(_) => Err(SendError {
                 delivered: Delivered::Unknown,
                 timed_out: true,
+                refused: false,
                 message: format!(
                     "no answer from {authority} within {:.3} s",
                     time.as_secs_f64()
@@ -102,4 +106,10 @@ impl Client {
             }),
         }
     }
+}
+
+fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused)
+        || error.source().is_some_and(is_refused)
 }

@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::body::Body;
@@ -24,6 +24,9 @@ use crate::run::Exit;
 
 /// Longest head of a request, in bytes. Hyper has no limit of its own but its buffer's, which one read may exceed.
 const MAX_HEAD: usize = 64 << 10;
+
+/// Whoever connected before the stop has so long to say what it wants.
+const UNREAD: Duration = Duration::from_millis(200);
 
 /// Bounds of a server.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +76,15 @@ pub async fn serve<H: Handler>(
 ) {
     let places = Arc::new(Semaphore::new(limits.connections));
     let graceful = GracefulShutdown::new();
+    let take = |stream, place: OwnedSemaphorePermit| {
+        let connection = graceful.watch(connection(stream, limits, Arc::clone(&handler)));
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection ended early");
+            }
+            drop(place);
+        });
+    };
     loop {
         let place = tokio::select! {
             () = stop.cancelled() => break,
@@ -91,21 +103,32 @@ pub async fn serve<H: Handler>(
                 continue;
             }
         };
-        let connection = graceful.watch(connection(stream, limits, Arc::clone(&handler)));
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended early");
-            }
-            drop(place);
-        });
+        take(stream, place);
     }
-    drop(listener);
+    for stream in still_waiting(listener) {
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            break;
+        };
+        take(stream, place);
+    }
+    // Hyper closes a connection of which it has read nothing, though a request may be in the socket or behind it.
+    tokio::time::sleep(UNREAD.min(limits.drain)).await;
     if tokio::time::timeout(limits.drain, graceful.shutdown())
         .await
         .is_err()
     {
         tracing::warn!("requests were still open when the time to finish ran out");
     }
+}
+
+/// Peers that have connected and were not accepted yet: with the listener the kernel would reset them.
+fn still_waiting(listener: TcpListener) -> impl Iterator<Item = TcpStream> {
+    let listener = listener.into_std().ok();
+    std::iter::from_fn(move || {
+        let (stream, _) = listener.as_ref()?.accept().ok()?;
+        stream.set_nonblocking(true).ok()?;
+        TcpStream::from_std(stream).ok()
+    })
 }
 
 fn connection<H: Handler>(
@@ -134,4 +157,43 @@ fn connection<H: Handler>(
         .max_buf_size(MAX_HEAD)
         .max_header_size(MAX_HEAD)
         .serve_connection(io, service)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::super::body::full;
+    use super::*;
+
+    struct Says;
+
+    impl Handler for Says {
+        async fn handle(self: Arc<Self>, _: Request<Incoming>) -> Response<Body> {
+            Response::new(full("here"))
+        }
+    }
+
+    #[tokio::test]
+    async fn who_has_connected_before_the_stop_is_served() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut clients = Vec::new();
+        for _ in 0..20 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client
+                .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+                .await
+                .unwrap();
+            clients.push(client);
+        }
+        let stop = CancellationToken::new();
+        stop.cancel();
+        serve(listener, Limits::default(), Arc::new(Says), stop).await;
+        for mut client in clients {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.ends_with("here"), "{answer:?}");
+        }
+    }
 }

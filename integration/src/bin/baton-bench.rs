@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -11,8 +12,9 @@ use baton_integration::bench::figure::Event;
 use baton_integration::bench::load::Amount;
 use baton_integration::bench::overhead::{self, Extent, Plan};
 use baton_integration::bench::row;
+use baton_integration::faults::{self, Sabotage};
 use baton_integration::routing::{choice, matrix, summary};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
 /// Loads running processes and prints what it saw, one JSON object a line.
@@ -81,6 +83,24 @@ enum Bench {
         #[arg(long = "policy", value_name = "NAME")]
         policies: Vec<String>,
     },
+    /// Thousands of split requests while everything fails.
+    Faults {
+        /// Requests.
+        #[arg(long, default_value_t = 20_000)]
+        requests: usize,
+        /// Of requests and faults: the same seed is the same run, as far as time allows.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Requests of each of the sabotaged runs.
+        #[arg(long, default_value_t = 600)]
+        sabotaged_requests: usize,
+        /// Only this sabotaged run.
+        #[arg(long, value_enum)]
+        sabotage: Option<Sabotage>,
+        /// Print the faults, and do nothing.
+        #[arg(long)]
+        schedule: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -103,6 +123,37 @@ fn run(args: &Args) -> Result<()> {
             requests,
             only,
         } => (plan, rounds, seconds, warm_up_seconds, requests, only),
+        Bench::Faults {
+            requests,
+            seed,
+            sabotaged_requests,
+            sabotage,
+            schedule,
+        } => {
+            let extent = |requests, sabotage| faults::Extent {
+                requests,
+                seed: *seed,
+                sabotage,
+            };
+            let whole = extent(*requests, None);
+            if *schedule {
+                return print_schedule(&whole);
+            }
+            let ones = match sabotage {
+                Some(one) => std::slice::from_ref(one),
+                None => Sabotage::value_variants(),
+            };
+            let ones = ones
+                .iter()
+                .map(|one| extent(*sabotaged_requests, Some(*one)));
+            let survived = match sabotage {
+                Some(_) => Ok(()),
+                None => survive(&whole),
+            };
+            // Whatever came of the whole run, a test that is blind is worth knowing of.
+            let seen = sabotaged(&ones.collect::<Vec<_>>());
+            return survived.and(seen);
+        }
         Bench::Events { rounds, smoke } => return measure_events(*rounds, *smoke),
         Bench::Routing {
             rounds,
@@ -175,6 +226,64 @@ fn compare_policies(extent: &matrix::Extent) -> Result<()> {
         print(&Event::Figure(&figure));
     }
     Ok(())
+}
+
+fn print_schedule(extent: &faults::Extent) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for (number, (requests, phase)) in extent.phases().iter().enumerate() {
+        writeln!(out, "phase {number}, {requests} requests")?;
+        for (lane, faults) in phase {
+            for fault in faults {
+                writeln!(out, "  {lane:?} {fault}")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The run in which nothing is switched off.
+fn survive(extent: &faults::Extent) -> Result<()> {
+    let tally = befall(extent, "requests")?;
+    for told in tally.told() {
+        eprintln!("{told}");
+    }
+    let failures = tally.failures();
+    for figure in &tally.figures() {
+        print(&Event::Figure(figure));
+    }
+    ensure!(failures.is_empty(), "{}", failures.join(", "));
+    Ok(())
+}
+
+/// Runs in which one protection each is switched off: whatever it protects from must be seen.
+fn sabotaged(extents: &[faults::Extent]) -> Result<()> {
+    let mut blind = Vec::new();
+    for extent in extents {
+        let sabotage = extent.sabotage.context("something is switched off")?;
+        let tally = befall(extent, &format!("without {}", sabotage.word()))?;
+        let figure = faults::figure_of(sabotage, &tally);
+        if figure.value == 0.0 {
+            blind.push(figure.name.clone());
+        }
+        print(&Event::Figure(&figure));
+    }
+    ensure!(
+        blind.is_empty(),
+        "the test is blind: {} is 0",
+        blind.join(", ")
+    );
+    Ok(())
+}
+
+fn befall(extent: &faults::Extent, note: &str) -> Result<faults::tally::Tally> {
+    let (total, told) = (extent.requests, note.to_owned());
+    let done = AtomicUsize::new(0);
+    faults::run(extent, move |_| {
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        if done.is_multiple_of(50) || done == total {
+            progress(done, total, &told);
+        }
+    })
 }
 
 fn progress(done: usize, total: usize, note: &str) {

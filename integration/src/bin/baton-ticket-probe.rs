@@ -207,6 +207,8 @@ impl Probe {
             request: hex_id().parse()?,
             ticket: hex_id().parse()?,
             decode: self.decode_id.parse()?,
+            decode_at: Some(self.args.decode.clone()),
+            router: None,
             route: Route::Completions,
             deadline_ms: 60_000,
             uncached_tokens: None,

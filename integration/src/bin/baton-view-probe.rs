@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use baton_integration::view_probe::report::Report;
+use baton_integration::real::report::Report;
 use baton_integration::view_probe::stages::{self, Size};
 use baton_integration::view_probe::stand::Parts;
 use clap::Parser;

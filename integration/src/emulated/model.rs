@@ -69,6 +69,11 @@ pub fn chat_text(messages: &serde_json::Value, count: usize) -> String {
     text(&chat, count)
 }
 
+/// What an engine that computes the prompt itself says to these tokens, greedily.
+pub fn tokens_text(prompt: &[u32], count: usize) -> String {
+    says(&Tokenizer::Builtin, prompt, count)
+}
+
 fn says(tokenizer: &Tokenizer, prompt: &[u32], count: usize) -> String {
     let mut attention = Attention::default();
     let mut previous = seed(None);

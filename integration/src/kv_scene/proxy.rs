@@ -20,7 +20,7 @@ pub enum Way {
     /// They are taken, and go nowhere, and a connection's end is not told either. Whoever connects meanwhile is accepted, and hears nothing for as long as the
     /// connection lasts.
     Swallowed,
-    /// They are not even taken.
+    /// They are not even taken, until others are given. Nothing is lost: whoever connects meanwhile reaches the other side then.
     Stalled,
 }
 
@@ -66,7 +66,12 @@ impl Proxy {
         }
     }
 
-    /// Where it listens, as ZMQ writes it.
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The same as ZMQ writes it.
     pub fn endpoint(&self) -> String {
         format!("tcp://{}", self.address)
     }
@@ -101,13 +106,24 @@ async fn accept(listener: TcpListener, orders: watch::Receiver<Orders>, accepted
 
 /// One connection.
 async fn carry(mut client: TcpStream, mut orders: watch::Receiver<Orders>) {
-    let begun = *orders.borrow_and_update();
+    let asked = *orders.borrow_and_update();
+    let moves = |now: &Orders| now.way != Way::Stalled || now.cuts != asked.cuts;
+    let Ok(begun) = orders.wait_for(moves).await.map(|now| *now) else {
+        return;
+    };
+    if begun.cuts != asked.cuts {
+        let _ = client.set_zero_linger();
+        return;
+    }
     let mut server = None;
     if begun.way == Way::Through {
         server = connect(begun.upstream).await;
         if server.is_none() {
             return;
         }
+    }
+    for stream in [Some(&client), server.as_ref()].into_iter().flatten() {
+        let _ = stream.set_nodelay(true);
     }
     let obeyed = orders.clone();
     let passing = async {

@@ -10,8 +10,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
-use super::http::{self, Answer};
-use super::report::Report;
+use crate::real::http::{self, Answer};
+use crate::real::report::Report;
 
 /// Tokens of the tiny model that are no special ones.
 const TOKENS: std::ops::Range<u32> = 5..1024;

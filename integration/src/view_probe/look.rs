@@ -11,8 +11,8 @@ use baton_proto::watch::WatchFrame;
 use baton_proto::worker::Tier;
 use serde_json::Value;
 
-use super::http;
 use crate::page::Page;
+use crate::real::http;
 
 /// The only rank of the engine.
 const RANK: u32 = 0;

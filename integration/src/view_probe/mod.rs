@@ -9,13 +9,10 @@
 pub mod adapter;
 pub mod books;
 pub mod detour;
-pub mod http;
 pub mod load;
 pub mod look;
 pub mod predictions;
-pub mod process;
 pub mod quiet;
-pub mod report;
 pub mod stages;
 pub mod stand;
 pub mod subscriber;

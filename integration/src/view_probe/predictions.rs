@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::http;
 use super::load::{self, Ask, Predicted};
 use super::look;
 use super::quiet::Known;
+use crate::real::http;
 
 /// The events of a request are known, and it is expected no longer, within this.
 const BOUND: Duration = Duration::from_secs(20);

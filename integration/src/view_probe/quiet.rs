@@ -9,10 +9,10 @@ use baton_proto::digest::BlockSetDigest;
 use baton_proto::hash::SequenceHash;
 
 use super::books::Books;
-use super::http;
 use super::look::{self, Routed, Shown, Watched};
 use super::stand::{Stand, TOKEN, WORKER};
 use super::subscriber::Subscriber;
+use crate::real::http;
 
 /// The last events are told within this, on a busy machine too.
 const BOUND: Duration = Duration::from_secs(30);

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::http;
 use super::load::{Ask, Clients, Patience, Workload};
 use super::look;
 use super::predictions::{self, Found};
 use super::quiet::{self, Known, Witness};
-use super::report::Report;
 use super::stand::{Parts, Stand};
+use crate::real::http;
+use crate::real::report::Report;
 
 /// How much is done.
 #[derive(Debug, Clone, Copy)]

@@ -10,12 +10,12 @@ use serde_json::json;
 
 use super::adapter;
 use super::detour::{Detour, Ports};
-use super::http;
 use super::load::{ADAPTER, BLOCK};
 use super::look;
-use super::process::Process;
 use super::subscriber::Subscriber;
 use crate::ports;
+use crate::real::http;
+use crate::real::process::Process;
 
 /// What router and sidecar share; nobody else can reach them.
 pub const TOKEN: &str = "the-token-of-this-probe-alone";

@@ -5,14 +5,16 @@
 use std::fmt::Debug;
 
 use baton_proto::call::{
-    Claim, DecodeCall, EngineAnswer, GenerateCall, Outcome, PrefillCall, PrefillFrame, PrefillUsage,
+    Claim, DecodeCall, EngineAnswer, GenerateCall, Outcome, PrefillCall, PrefillFrame,
+    PrefillUsage, Revoked,
 };
 use baton_proto::compat::Compatibility;
 use baton_proto::digest::RequestDigest;
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::frame::{self, BadFrame, Envelope, FrameReader};
 use baton_proto::hash::SequenceHash;
-use baton_proto::load::{LoadReport, Measured, Origin};
+use baton_proto::link::{LinkMeasured, LinkOffer, MeasureLink};
+use baton_proto::load::{KvIn, LoadReport, Measured, Origin, Stall, Transport};
 use baton_proto::route::{PASS_THROUGH, Route};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::token::FleetToken;
@@ -132,6 +134,8 @@ fn words() -> Vec<Sample> {
         words!("origins", Origin: EngineMetric EngineStream InFlightTable Unknown),
         words!("sidecar_states", SidecarState: Starting Ready EngineDown Draining ServingKv Drained Unknown),
         words!("outcomes", Outcome: Length Ended Unknown),
+        words!("transports", Transport: Memory Tcp Rdma Unknown),
+        words!("revoked", Revoked: Unseen Answered Cut Unknown),
         words!("sources", Source: Client Router Sidecar Engine Unknown),
         words!("stages", Stage: Request Plan Prefill Handoff Decode Generate Fleet Unknown),
         words!("retries", Retry: Safe AfterCancel No Unknown),
@@ -147,6 +151,14 @@ fn plain() -> Vec<Sample> {
             "claim",
             Claim {
                 decode: "decode-1".parse().unwrap(),
+                decode_at: None,
+            },
+        ),
+        sample(
+            "claim_full",
+            Claim {
+                decode: "decode-1".parse().unwrap(),
+                decode_at: Some("http://10.0.0.3:9100".to_owned()),
             },
         ),
         sample("compatibility", compatibility()),
@@ -162,9 +174,42 @@ fn plain() -> Vec<Sample> {
         ),
         sample("error", error()),
         sample("generate_call", generate_call()),
+        sample(
+            "link_measured",
+            LinkMeasured {
+                bytes: 16 << 20,
+                seconds: 0.0015,
+                small_bytes: 4096,
+                small_seconds: 0.000_003,
+                transport: Transport::Memory,
+            },
+        ),
+        sample(
+            "link_offer",
+            LinkOffer {
+                agent: Bytes::from_static(b"nixlSerDes|Agent"),
+                address: 0x7f00_0000_1000,
+                bytes: 16 << 20,
+            },
+        ),
         sample("load_report", load_report()),
         sample("load_report_bare", LoadReport::default()),
+        sample(
+            "measure_link",
+            MeasureLink {
+                from: "http://10.0.0.1:9100".to_owned(),
+            },
+        ),
         sample("prefill_call", prefill_call()),
+        sample(
+            "prefill_call_full",
+            PrefillCall {
+                decode_at: Some("http://10.0.0.2:9100".to_owned()),
+                router: Some("router-1".parse().unwrap()),
+                uncached_tokens: Some(512),
+                ..prefill_call()
+            },
+        ),
         sample(
             "prefill_usage",
             PrefillUsage {
@@ -362,6 +407,8 @@ fn prefill_call() -> PrefillCall {
         request: "r-1".parse().unwrap(),
         ticket: "t-1".parse().unwrap(),
         decode: "decode-0".parse().unwrap(),
+        decode_at: None,
+        router: None,
         route: Route::ChatCompletions,
         deadline_ms: 60_000,
         uncached_tokens: None,
@@ -448,6 +495,16 @@ fn load_report() -> LoadReport {
         handoffs_pulling: by(Origin::Unknown)(0),
         prefill_tokens_per_s: by(Origin::InFlightTable)(12_345.5),
         decode_tokens_per_s: by(Origin::EngineMetric)(50.0),
+        kv_in: by(Origin::EngineMetric)(KvIn {
+            bytes_per_s: 12.5e9,
+            transport: Some(Transport::Rdma),
+        }),
+        stall: by(Origin::InFlightTable)(Stall {
+            times: 2,
+            legs: 3,
+            silent_ms: 20_000,
+            bound_ms: 15_000,
+        }),
     }
 }
 

@@ -3,6 +3,10 @@
 //! A sidecar registers; for as long as its registration holds, a session ([`session`]) watches it. Whoever plans takes an
 //! immutable [`Snapshot`]; nobody plans on data that changes underneath.
 
+pub mod breaker;
+pub mod links;
+mod pairs;
+mod probe;
 mod quarantine;
 mod reservation;
 mod session;
@@ -11,6 +15,8 @@ mod snapshot;
 pub(crate) mod testing;
 mod worker;
 
+pub use pairs::{Blame, Knowledge, Word};
+pub use probe::Admission;
 pub use reservation::Reservation;
 pub use snapshot::Snapshot;
 pub use worker::{Worker, WorkerState, WorkerView};
@@ -32,6 +38,7 @@ use http::Uri;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::pairs::Pairs;
 use self::quarantine::Quarantines;
 use crate::calls::Calls;
 use crate::metrics::Metrics;
@@ -39,6 +46,9 @@ use crate::tokens::Tokenizers;
 
 /// How long a registration holds. Sidecars renew it three times in that time.
 pub const LEASE: Duration = Duration::from_secs(6);
+
+/// Longest time between two looks at registrations while the router runs.
+const SWEPT_LATE: Duration = Duration::from_secs(2);
 
 /// Most workers of a fleet. A hostile or broken holder of the token cannot make the router grow without bound.
 const MOST_WORKERS: usize = 4096;
@@ -56,13 +66,15 @@ type KindName = (EngineKind, Role, Vec<String>);
 /// All workers this router knows.
 pub struct Fleet {
     members: Mutex<HashMap<WorkerId, Member>>,
-    broken_pairs: Mutex<HashSet<(Incarnation, Incarnation)>>,
+    pairs: Pairs,
     quarantines: Quarantines,
     snapshot: ArcSwap<Snapshot>,
     index: Arc<Index>,
     planner: Arc<Planner>,
     tokenizers: Arc<Tokenizers>,
     kinds: Mutex<HashMap<KindName, Arc<Kind>>>,
+    /// When registrations were last looked at.
+    swept: Mutex<Instant>,
     /// How long a worker without exact events is believed to hold what it computed.
     approximate_ttl: Duration,
     calls: Calls,
@@ -79,7 +91,8 @@ impl Fleet {
     ) -> Arc<Self> {
         Arc::new(Self {
             members: Mutex::default(),
-            broken_pairs: Mutex::default(),
+            pairs: Pairs::default(),
+            swept: Mutex::new(Instant::now()),
             quarantines: Quarantines::default(),
             snapshot: ArcSwap::default(),
             index: Arc::default(),
@@ -186,13 +199,22 @@ impl Fleet {
 
     /// These two engines turned out not to be able to hand over, in their present lives.
     pub fn pair_broken(&self, prefill: &Incarnation, decode: &Incarnation) {
-        let mut pairs = self
-            .broken_pairs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        pairs.insert((prefill.clone(), decode.clone()));
-        drop(pairs);
+        self.pairs.broken((prefill.clone(), decode.clone()));
         self.refresh();
+    }
+
+    /// A handoff between these two engines was settled.
+    pub fn pair_proven(&self, prefill: &Incarnation, decode: &Incarnation) {
+        if self.pairs.proven((prefill.clone(), decode.clone())) {
+            self.refresh();
+        }
+    }
+
+    /// A handoff between these two engines failed in them.
+    pub fn pair_suspected(&self, prefill: &Incarnation, decode: &Incarnation) -> Blame {
+        let blame = self.pairs.suspect((prefill.clone(), decode.clone()));
+        self.refresh();
+        blame
     }
 
     /// KV that reached this worker's engine cannot be trusted.
@@ -200,15 +222,21 @@ impl Fleet {
         self.quarantines.impose(worker, &self.calls).await
     }
 
-    /// Forgets workers whose registration lapsed and what else is over, and shows how much is known. To be called about once a second.
+    /// Forgets workers whose registration lapsed and what else is over, and shows how much is known. To be called twice a
+    /// second.
     pub fn sweep(&self) {
         let now = Instant::now();
+        let lost = self.lost_time(now);
         let mut members = self.lock();
+        for member in members.values_mut() {
+            member.lapses += lost;
+        }
         let before = members.len();
         members.retain(|id, member| {
             let holds = member.lapses > now;
             if !holds {
                 tracing::warn!(worker = %id, "worker is gone: its registration was not renewed");
+                member.worker.fell_silent();
             }
             holds
         });
@@ -229,6 +257,18 @@ impl Fleet {
             .views(&snapshot.workers, self.index.memory_bytes());
     }
 
+    /// Time in which this router itself stood still. Whoever could not be heard then is not held to it.
+    fn lost_time(&self, now: Instant) -> Duration {
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = now - std::mem::replace(&mut *swept, now);
+        if since > SWEPT_LATE {
+            tracing::warn!(seconds = since.as_secs_f64(), "this router stood still");
+            since
+        } else {
+            Duration::ZERO
+        }
+    }
+
     /// Makes a new snapshot. Called whenever something that plans depend on has changed.
     fn refresh(&self) {
         let members = self.lock();
@@ -239,17 +279,10 @@ impl Fleet {
         workers.sort_by(|one, other| one.id().cmp(other.id()));
         let alive: HashSet<&Incarnation> =
             workers.iter().filter_map(WorkerView::incarnation).collect();
-        let mut pairs = self
-            .broken_pairs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        pairs.retain(|(prefill, decode)| alive.contains(prefill) && alive.contains(decode));
-        let broken_pairs = pairs.clone();
-        drop(pairs);
+        let pairs = self.pairs.of(&alive);
         self.metrics.workers(&workers);
         // Stored under the lock, so that an older view never replaces a newer one.
-        self.snapshot
-            .store(Arc::new(Snapshot::new(workers, broken_pairs)));
+        self.snapshot.store(Arc::new(Snapshot::new(workers, pairs)));
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<WorkerId, Member>> {
@@ -260,5 +293,55 @@ impl Fleet {
 fn registered() -> Registered {
     Registered {
         lease_ms: u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::token::FleetToken;
+
+    use super::*;
+
+    fn fleet_of_one() -> Arc<Fleet> {
+        let token = FleetToken::new("a-token-of-sixteen-letters").unwrap();
+        let metrics = Metrics::default();
+        let fleet = Fleet::new(Calls::new(&token), metrics, Arc::default(), LEASE);
+        let registration = Registration {
+            protocol: PROTOCOL_VERSION,
+            worker: "a".parse().unwrap(),
+            epoch: Epoch(1),
+            address: "http://127.0.0.1:1".to_owned(),
+            leave: false,
+        };
+        fleet.register(registration).unwrap();
+        fleet
+    }
+
+    async fn pass(fleet: &Fleet, time: Duration, step: Duration) -> usize {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            tokio::time::advance(step).await;
+            fleet.sweep();
+        }
+        fleet.snapshot().workers.len()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_registration_that_is_not_renewed_lapses() {
+        let fleet = fleet_of_one();
+        let half = Duration::from_millis(500);
+        assert_eq!(pass(&fleet, Duration::from_secs(5), half).await, 1);
+        assert_eq!(pass(&fleet, Duration::from_secs(2), half).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_the_router_stood_still_is_held_against_nobody() {
+        let fleet = fleet_of_one();
+        let half = Duration::from_millis(500);
+        assert_eq!(pass(&fleet, Duration::from_secs(3), half).await, 1);
+        let minute = Duration::from_secs(60);
+        assert_eq!(pass(&fleet, minute, minute).await, 1);
+        assert_eq!(pass(&fleet, Duration::from_secs(2), half).await, 1);
+        assert_eq!(pass(&fleet, Duration::from_secs(3), half).await, 0);
     }
 }

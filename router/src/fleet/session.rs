@@ -54,6 +54,9 @@ impl Session {
                         told.state = WorkerState::Suspect;
                         told.ranks = ranks;
                     });
+                    if error.kind == ErrorKind::Timeout {
+                        self.worker.fell_silent();
+                    }
                 }
                 Ended::Unfit(reason) => {
                     tracing::warn!(worker = %self.worker.id(), %reason, "view is built anew");
@@ -115,6 +118,9 @@ impl Session {
     fn load(&self, load: LoadReport) {
         let told = self.worker.told();
         self.worker.books().report(planned_load(&load, told.info()));
+        let stall = |load: &LoadReport| load.stall.as_ref().map(|stall| stall.value.clone());
+        self.worker
+            .heard_of_stalls(stall(&told.load).as_ref(), stall(&load).as_ref());
         self.change(|told| told.load = load);
     }
 

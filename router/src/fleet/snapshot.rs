@@ -1,11 +1,12 @@
 //! All workers at one moment, and which of them can hand over to which.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use baton_proto::Incarnation;
 use baton_proto::compat::Compatibility;
+use tokio::time::Instant;
 
-use super::WorkerView;
+use super::{Knowledge, WorkerView};
 
 /// All workers, at one moment.
 #[derive(Debug, Default)]
@@ -17,15 +18,19 @@ pub struct Snapshot {
     /// Whether the first kind can hand over to the second, row by row.
     hands_over: Vec<bool>,
     kinds_count: usize,
-    broken_pairs: HashSet<(Incarnation, Incarnation)>,
+    /// What handoffs have taught.
+    pairs: HashMap<(Incarnation, Incarnation), Knowledge>,
+    /// Some pair is not to be had without a look at [`Self::pairs`].
+    doubts: bool,
 }
 
 impl Snapshot {
     /// These workers, in the order of their ids. Pairs that turned out not to be able to hand over are no pairs.
     pub(super) fn new(
         workers: Vec<WorkerView>,
-        broken_pairs: HashSet<(Incarnation, Incarnation)>,
+        pairs: HashMap<(Incarnation, Incarnation), Knowledge>,
     ) -> Self {
+        let doubts = pairs.values().any(|known| *known != Knowledge::Proven);
         let mut distinct: Vec<&Compatibility> = Vec::new();
         let kinds = workers.iter().map(|worker| {
             let compatibility = worker.compatibility()?;
@@ -51,7 +56,8 @@ impl Snapshot {
             kinds,
             hands_over,
             kinds_count,
-            broken_pairs,
+            pairs,
+            doubts,
         }
     }
 
@@ -60,8 +66,24 @@ impl Snapshot {
         let Some((from, to)) = self.kinds[prefill].zip(self.kinds[decode]) else {
             return false;
         };
-        let broken = || self.is_broken(&self.workers[prefill], &self.workers[decode]);
-        self.hands_over[from * self.kinds_count + to] && (self.broken_pairs.is_empty() || !broken())
+        let broken = || self.known_of(prefill, decode) == Some(&Knowledge::Broken);
+        self.hands_over[from * self.kinds_count + to] && !(self.doubts && broken())
+    }
+
+    /// Whether others are to be taken before this pair, by their places.
+    pub fn avoids(&self, prefill: usize, decode: usize) -> bool {
+        let avoided = |known: &Knowledge| matches!(known, Knowledge::Suspected { until, .. } if *until > Instant::now());
+        self.doubts && self.known_of(prefill, decode).is_some_and(avoided)
+    }
+
+    fn known_of(&self, prefill: usize, decode: usize) -> Option<&Knowledge> {
+        self.knowledge(&self.workers[prefill], &self.workers[decode])
+    }
+
+    /// What handoffs have taught of a pair.
+    pub fn knowledge(&self, prefill: &WorkerView, decode: &WorkerView) -> Option<&Knowledge> {
+        let (prefill, decode) = prefill.incarnation().zip(decode.incarnation())?;
+        self.pairs.get(&(prefill.clone(), decode.clone()))
     }
 
     /// Why a prefill worker cannot hand over to a decode worker; `None` if it can.
@@ -73,15 +95,11 @@ impl Snapshot {
         if let Err(mismatch) = ours.hands_over_to(theirs) {
             return Some(mismatch.to_string());
         }
-        self.is_broken(prefill, decode).then(|| {
+        let broken = self.knowledge(prefill, decode) == Some(&Knowledge::Broken);
+        broken.then(|| {
             "the decode engine cannot follow the prefill engine's restart; restart one of them"
                 .to_owned()
         })
-    }
-
-    fn is_broken(&self, prefill: &WorkerView, decode: &WorkerView) -> bool {
-        let lives = prefill.incarnation().zip(decode.incarnation());
-        lives.is_some_and(|(p, d)| self.broken_pairs.contains(&(p.clone(), d.clone())))
     }
 
     /// The place of a worker.

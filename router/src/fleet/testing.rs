@@ -1,6 +1,6 @@
 //! Fleets that no sidecar is needed for.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,7 +52,15 @@ pub(crate) fn lose(view: &WorkerView) -> WorkerView {
     hear(view, [])
 }
 
+/// The worker after its engine stopped answering.
+pub(crate) fn dead(view: &WorkerView) -> WorkerView {
+    let mut told = view.worker.told().as_ref().clone();
+    told.state = WorkerState::Suspect;
+    view.worker.tell(told);
+    WorkerView::of(&view.worker)
+}
+
 /// A fleet of these workers.
 pub(crate) fn snapshot(workers: impl IntoIterator<Item = WorkerView>) -> Snapshot {
-    Snapshot::new(workers.into_iter().collect(), HashSet::new())
+    Snapshot::new(workers.into_iter().collect(), HashMap::new())
 }

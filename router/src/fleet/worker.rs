@@ -9,18 +9,16 @@ use arc_swap::ArcSwap;
 use baton_index::Index;
 use baton_planner::{self as planner, Limits, Place};
 use baton_proto::compat::Compatibility;
-use baton_proto::load::LoadReport;
+use baton_proto::load::{LoadReport, Stall};
 use baton_proto::watch::{Hello, SidecarState};
 use baton_proto::worker::{Role, Tier, WorkerInfo};
 use baton_proto::{Incarnation, WorkerId};
 use http::Uri;
 use serde::Serialize;
-use tokio::time::Instant;
+use tokio::sync::watch;
 
+use super::breaker::Breaker;
 use crate::view::{Expected, KnownRank, KvView, Trust};
-
-/// How long a worker that failed is avoided, at first and at most.
-const AVOIDED: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
 /// What a worker can be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -100,18 +98,14 @@ impl Told {
     }
 }
 
-#[derive(Debug, Default)]
-struct Breaker {
-    failures: u32,
-    until: Option<Instant>,
-}
-
 /// One worker. Shared by its session, the snapshots and the requests it serves.
 pub struct Worker {
     id: WorkerId,
     address: Uri,
     told: ArcSwap<Told>,
-    breaker: Mutex<Breaker>,
+    breaker: Breaker,
+    /// How often it stalled or fell silent, for requests that wait for it.
+    stalls: watch::Sender<u32>,
     quarantine_told: AtomicU64,
     view: Mutex<KvView>,
     expected: Arc<Expected>,
@@ -130,7 +124,8 @@ impl Worker {
             id,
             address,
             told: ArcSwap::default(),
-            breaker: Mutex::default(),
+            breaker: Breaker::default(),
+            stalls: watch::Sender::new(0),
             quarantine_told: AtomicU64::new(0),
             view: Mutex::new(KvView::new(index)),
             expected: Expected::new(approximate_ttl),
@@ -191,6 +186,7 @@ impl Worker {
         self.view().leave();
         let mut told = self.told().as_ref().clone();
         told.ranks = Arc::default();
+        told.state = WorkerState::Suspect;
         self.tell(told);
     }
 
@@ -216,24 +212,43 @@ impl Worker {
 
     /// It failed: it is avoided for a while, longer each time, if there are others.
     pub fn failed(&self) {
-        let mut breaker = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
-        let (first, most) = AVOIDED;
-        let avoided = first
-            .saturating_mul(1 << breaker.failures.min(10))
-            .min(most);
-        breaker.failures = breaker.failures.saturating_add(1);
-        breaker.until = Some(Instant::now() + avoided);
+        self.breaker.failed();
     }
 
     /// It served: earlier failures are forgotten.
     pub fn served(&self) {
-        *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Breaker::default();
+        self.breaker.served();
     }
 
-    /// Whether it is to be avoided if there are others.
-    pub fn avoided(&self) -> bool {
-        let breaker = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
-        breaker.until.is_some_and(|until| until > Instant::now())
+    /// Whether it is to be asked, and by how many.
+    pub fn breaker(&self) -> &Breaker {
+        &self.breaker
+    }
+
+    /// Its sidecar said whether its engine makes progress.
+    pub(super) fn heard_of_stalls(&self, before: Option<&Stall>, now: Option<&Stall>) {
+        let times = |stall: Option<&Stall>| stall.map_or(0, |stall| stall.times);
+        if times(now) > times(before) {
+            self.breaker.stalled();
+            self.stalls.send_modify(|stalls| *stalls += 1);
+        } else if now.is_none() && before.is_some() {
+            self.breaker.moves_again();
+        }
+    }
+
+    /// Its sidecar says nothing any more: whatever it was given may wait for ever.
+    pub(super) fn fell_silent(&self) {
+        self.stalls.send_modify(|stalls| *stalls += 1);
+    }
+
+    /// Whether it still stands still or says nothing, as far as is known.
+    pub fn is_doubtful(&self) -> bool {
+        self.breaker.is_stalled() || self.told().state != WorkerState::Ready
+    }
+
+    /// How often it has stalled or fallen silent, and every change of it.
+    pub fn stalls(&self) -> watch::Receiver<u32> {
+        self.stalls.subscribe()
     }
 }
 
@@ -264,9 +279,29 @@ impl WorkerView {
         &self.worker.id
     }
 
-    /// What it can be used for.
+    /// How it stands. One that makes no progress is suspect, though all its probes be green.
     pub fn state(&self) -> WorkerState {
-        self.told.state
+        match self.told.state {
+            WorkerState::Ready if self.worker.breaker.is_stalled() => WorkerState::Suspect,
+            state => state,
+        }
+    }
+
+    /// Whether it may be given work at all. One that is suspect only because it makes no progress may, for want of others.
+    pub fn takes_work(&self) -> bool {
+        self.told.state == WorkerState::Ready
+    }
+
+    /// Why it is suspect, if so.
+    pub fn reason(&self) -> Option<String> {
+        match (self.told.state, &self.told.load.stall) {
+            (WorkerState::Suspect, _) => Some("it does not answer".to_owned()),
+            (WorkerState::Ready, Some(stall)) => Some(stall.value.to_string()),
+            (WorkerState::Ready, None) if self.worker.breaker.is_stalled() => {
+                Some("its engine made no progress; one request tries it".to_owned())
+            }
+            _ => None,
+        }
     }
 
     /// What it is, once its engine was seen.

@@ -21,7 +21,8 @@ use baton_proto::{Error, ErrorKind, Retry, Source, Stage, WorkerId};
 use rand::Rng;
 
 use crate::args::{Force, RouterArgs};
-use crate::fleet::{Snapshot, Worker, WorkerState, WorkerView};
+use crate::fleet::breaker::Phase;
+use crate::fleet::{Snapshot, Worker, WorkerView};
 
 pub use clock::Clock;
 pub use decisions::{Decision, Decisions};
@@ -79,6 +80,15 @@ pub struct Planning {
 }
 
 impl Plan {
+    /// All that take part.
+    pub fn workers(&self) -> impl Iterator<Item = &Arc<Worker>> {
+        let (first, second) = match self {
+            Self::Local { worker } => (worker, None),
+            Self::Split { prefill, decode } => (prefill, Some(decode)),
+        };
+        std::iter::once(first).chain(second)
+    }
+
     /// The word in metrics and headers.
     pub fn word(&self) -> &'static str {
         match self {
@@ -127,11 +137,24 @@ impl Planning {
         self.of_duties(question, &question.duties(self.force))
     }
 
+    /// Whether the request could be served without anybody who failed it or whose breaker is open. Whoever is being tried
+    /// counts: it may be this very request that does.
+    pub fn has_good_plan(&self, question: &Question<'_>) -> bool {
+        let mut duties = question.duties(self.force);
+        for (view, duty) in question.snapshot.workers.iter().zip(&mut duties) {
+            if view.worker.breaker().phase() == Phase::Open {
+                *duty = Duty::default();
+            }
+        }
+        let workers = question.standings(&duties, Spare::Failed);
+        self.choose(question, &workers, Spare::Failed).is_ok()
+    }
+
     fn of_duties(&self, question: &Question<'_>, duties: &[Duty]) -> Result<Chosen, Error> {
         let mut too_long = false;
-        for spare in [Spare::Avoided, Spare::Failed, Spare::Nobody] {
+        for spare in Spare::ALL {
             let workers = question.standings(duties, spare);
-            match self.choose(question, &workers) {
+            match self.choose(question, &workers, spare) {
                 Ok(choice) => return Ok(question.plan(choice)),
                 Err(refusal) => too_long = refusal == Refusal::TooLong,
             }
@@ -142,16 +165,25 @@ impl Planning {
             for worker in &mut workers {
                 worker.limits = Limits::default();
             }
-            if let Ok(choice) = self.choose(question, &workers) {
+            if let Ok(choice) = self.choose(question, &workers, Spare::Nobody) {
                 return Ok(question.plan(choice));
             }
         }
         Err(nobody(question, self.force))
     }
 
-    fn choose(&self, question: &Question<'_>, workers: &[Standing<'_>]) -> Result<Choice, Refusal> {
+    fn choose(
+        &self,
+        question: &Question<'_>,
+        workers: &[Standing<'_>],
+        spare: Spare,
+    ) -> Result<Choice, Refusal> {
         let (ask, now) = (question.ask(), self.clock.now());
-        let pairing = |prefill, decode| question.snapshot.fits(prefill, decode);
+        let choosy = spare == Spare::Avoided;
+        let snapshot = question.snapshot;
+        let pairing = |prefill, decode| {
+            snapshot.fits(prefill, decode) && !(choosy && snapshot.avoids(prefill, decode))
+        };
         let rng = &mut rand::rng();
         if self.policy == Policy::Cost && self.temperature > 0.0 {
             let temperature = self.temperature;
@@ -194,8 +226,13 @@ impl Planning {
         };
         let workers = question.snapshot.workers.iter().enumerate();
         let duties: Vec<Duty> = workers.map(duty).collect();
-        let standings = question.standings(&duties, Spare::Nobody);
-        match question.plan(self.choose(question, &standings).ok()?).plan {
+        let choice = Spare::ALL.into_iter().find_map(|spare| {
+            let mut standings = question.standings(&duties, spare);
+            // Whoever holds the KV is past being spared.
+            standings[holder].duty = duties[holder];
+            self.choose(question, &standings, spare).ok()
+        });
+        match question.plan(choice?).plan {
             Plan::Split { decode, .. } => Some(decode),
             Plan::Local { .. } => None,
         }
@@ -237,7 +274,7 @@ pub fn pairs(snapshot: &Snapshot) -> impl Iterator<Item = (usize, usize)> {
     let ready = |able: fn(Role) -> bool| {
         let workers = snapshot.workers.iter().enumerate();
         workers.filter_map(move |(at, worker)| {
-            (worker.state() == WorkerState::Ready && able(worker.role())).then_some(at)
+            (worker.takes_work() && able(worker.role())).then_some(at)
         })
     };
     ready(Role::prefills)
@@ -265,7 +302,7 @@ fn nobody(question: &Question<'_>, force: Force) -> Error {
     let ready = snapshot
         .workers
         .iter()
-        .filter(|worker| worker.state() == WorkerState::Ready)
+        .filter(|worker| worker.takes_work())
         .count();
     let message = if ready == 0 {
         "no worker is ready".to_owned()

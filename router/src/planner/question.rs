@@ -8,7 +8,7 @@ use baton_proto::worker::Role;
 
 use super::{Chosen, Plan, Preset};
 use crate::args::Force;
-use crate::fleet::{Snapshot, WorkerState, WorkerView};
+use crate::fleet::{Snapshot, WorkerView};
 use crate::prefill::bypass::Facts;
 use crate::view::Prediction;
 
@@ -50,12 +50,26 @@ pub struct Wish {
 /// Whom to do without, if there are others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spare {
-    /// Who failed this request, or others lately.
+    /// Who failed this request, or whose breaker is open.
     Avoided,
+    /// Who failed this request, and in each role all but the least bad.
+    Worse,
     /// Who failed this request.
     Failed,
     Nobody,
 }
+
+impl Spare {
+    /// From choosy to content with anybody: no role's pool is ever emptied.
+    pub(super) const ALL: [Self; 4] = [Self::Avoided, Self::Worse, Self::Failed, Self::Nobody];
+}
+
+/// What a duty is for.
+const DUTIES: [fn(&mut Duty) -> &mut bool; 3] = [
+    |duty| &mut duty.prefill,
+    |duty| &mut duty.decode,
+    |duty| &mut duty.local,
+];
 
 impl Question<'_> {
     pub(super) fn ask(&self) -> Ask {
@@ -133,23 +147,47 @@ impl Question<'_> {
             .collect()
     }
 
-    pub(super) fn is_spared(&self, view: &WorkerView, spare: Spare) -> bool {
-        let failed = || self.lessons.failed.contains(view.id());
-        match spare {
-            Spare::Avoided => failed() || view.worker.avoided(),
-            Spare::Failed => failed(),
-            Spare::Nobody => false,
+    /// These duties, without those of workers that are to be spared.
+    fn spared(&self, duties: &[Duty], spare: Spare) -> Vec<Duty> {
+        let workers = &self.snapshot.workers;
+        let mut spared = duties.to_vec();
+        for (view, duty) in workers.iter().zip(&mut spared) {
+            let failed = self.lessons.failed.contains(view.id());
+            let out = match spare {
+                Spare::Avoided => failed || view.worker.breaker().avoids(),
+                Spare::Worse | Spare::Failed => failed,
+                Spare::Nobody => false,
+            };
+            if out {
+                *duty = Duty::default();
+            }
+        }
+        if spare == Spare::Worse {
+            for of in DUTIES {
+                self.keep_least_bad(&mut spared, of);
+            }
+        }
+        spared
+    }
+
+    fn keep_least_bad(&self, duties: &mut [Duty], of: fn(&mut Duty) -> &mut bool) {
+        let badness = |view: &WorkerView| view.worker.breaker().badness();
+        let badness: Vec<u32> = self.snapshot.workers.iter().map(badness).collect();
+        let able = duties.iter_mut().zip(&badness);
+        let least = able
+            .filter_map(|(duty, bad)| of(duty).then_some(*bad))
+            .min();
+        for (duty, bad) in duties.iter_mut().zip(badness) {
+            *of(duty) &= Some(bad) == least;
         }
     }
 
     pub(super) fn standings(&self, duties: &[Duty], spare: Spare) -> Vec<Standing<'_>> {
+        let duties = self.spared(duties, spare);
         let workers = self.snapshot.workers.iter().zip(duties);
-        let standings = workers.map(|(view, duty)| {
-            let mut standing = self.standing(view);
-            if !self.is_spared(view, spare) {
-                standing.duty = *duty;
-            }
-            standing
+        let standings = workers.map(|(view, duty)| Standing {
+            duty,
+            ..self.standing(view)
         });
         standings.collect()
     }
@@ -178,5 +216,5 @@ pub(super) fn may_serve(worker: &WorkerView, facts: &Facts) -> bool {
         .model
         .as_deref()
         .is_none_or(|model| worker.serves(model));
-    worker.state() == WorkerState::Ready && model && worker.role() != Role::Unknown
+    worker.takes_work() && model && worker.role() != Role::Unknown
 }

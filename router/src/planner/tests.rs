@@ -1,6 +1,9 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_index::Index;
+use baton_proto::compat::Compatibility;
 use baton_proto::event::{Blocks, ViewState};
 use baton_proto::hash::SequenceHash;
 use baton_proto::watch::WatchFrame;
@@ -8,7 +11,8 @@ use baton_proto::worker::{Tier, WorkerInfo};
 use clap::Parser;
 
 use super::*;
-use crate::fleet::testing::{hear, snapshot, worker};
+use crate::fleet::Admission;
+use crate::fleet::testing::{dead, hear, snapshot, worker};
 use crate::prefill::bypass::Facts;
 use crate::view::tests::info;
 use crate::view::{Prediction, Prompt, predict};
@@ -160,6 +164,87 @@ fn who_failed_is_spared_if_there_is_another() {
     assert_eq!(scene.chosen(&planning).unwrap(), ["a"]);
     scene.lessons.warm = Some("b".parse().unwrap());
     assert_eq!(scene.chosen(&planning).unwrap(), ["b"]);
+}
+
+/// A worker of this role that is known to hold nothing.
+fn of_role(index: &Arc<Index>, id: &str, role: Role) -> WorkerView {
+    let info = WorkerInfo {
+        role,
+        compatibility: Some(Compatibility {
+            handoff: "pull".to_owned(),
+            facts: BTreeMap::new(),
+            block_size: 16,
+        }),
+        ..info(16)
+    };
+    worker(id, index, info)
+}
+
+#[tokio::test(start_paused = true)]
+async fn breakers_never_empty_a_pool_and_the_least_bad_goes_first() {
+    let index: Arc<Index> = Arc::default();
+    let [p0, p1] = ["p0", "p1"].map(|id| of_role(&index, id, Role::Prefill));
+    let [d0, d1] = ["d0", "d1"].map(|id| of_role(&index, id, Role::Decode));
+    let all = [&d0, &d1, &p0, &p1].map(WorkerView::clone);
+    let scene = Scene::new(&index, all);
+    let planning = planning(&["--force", "split"]);
+    let again = || (0..20).map(|_| scene.chosen(&planning).unwrap());
+    p0.worker.failed();
+    assert!(again().all(|ids| ids[0] == "p1"));
+    // Now the whole pool is open; the one that failed more often is the worse one.
+    tokio::time::advance(Duration::from_secs(1)).await;
+    p0.worker.failed();
+    p1.worker.failed();
+    assert!(again().all(|ids| ids[0] == "p1"), "the least bad one");
+    assert!(
+        again().any(|ids| ids[1] == "d0") && again().any(|ids| ids[1] == "d1"),
+        "one bad pool says nothing of the other"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_good_local_plan_goes_before_a_split_over_a_bad_worker() {
+    let index: Arc<Index> = Arc::default();
+    let prefill = of_role(&index, "p", Role::Prefill);
+    let scene = Scene::new(
+        &index,
+        [of_role(&index, "d", Role::Decode), prefill.clone()],
+    );
+    prefill.worker.failed();
+    for _ in 0..20 {
+        assert_eq!(scene.chosen(&planning(&[])).unwrap(), ["d"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_request_tries_a_half_open_worker_and_the_others_avoid_it() {
+    let index: Arc<Index> = Arc::default();
+    let tried = holder(&index, "b", 150, false);
+    let scene = Scene::new(&index, [holder(&index, "a", 0, false), tried.clone()]);
+    let planning = planning(&["--force", "local"]);
+    tried.worker.failed();
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(scene.chosen(&planning).unwrap(), ["b"], "its cache is warm");
+    let probe = Admission::ask(&tried.worker).unwrap();
+    assert!(Admission::ask(&tried.worker).is_none());
+    assert_eq!(scene.chosen(&planning).unwrap(), ["a"]);
+    drop(probe);
+    assert_eq!(scene.chosen(&planning).unwrap(), ["b"]);
+    let probe = Admission::ask(&tried.worker).unwrap();
+    tried.worker.served();
+    drop(probe);
+    assert!(Admission::ask(&tried.worker).is_some());
+    assert_eq!(scene.chosen(&planning).unwrap(), ["b"]);
+}
+
+/// A worker that is gone or whose engine does not answer is nobody's last resort.
+#[test]
+fn a_dead_worker_is_not_the_least_bad_one() {
+    let index: Arc<Index> = Arc::default();
+    let dead = dead(&of_role(&index, "a", Role::Any));
+    let scene = Scene::new(&index, [dead]);
+    let refused = scene.chosen(&planning(&[])).unwrap_err();
+    assert!(refused.contains("no worker is ready"), "{refused}");
 }
 
 #[test]

@@ -1,16 +1,19 @@
 //! A prefill leg: sent, followed frame by frame, up to a ticket.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use baton_proto::call::{EngineAnswer, PrefillCall, PrefillFrame, PrefillUsage};
 use baton_proto::ticket::Ticket;
-use baton_proto::{Error, Retry};
+use baton_proto::{Error, Retry, Stage};
 use tokio::time::Instant;
 
 use super::machine::{Decision, Machine};
+use super::{Spent, Waste};
 use crate::calls::{FrameStream, ReleaseOnDrop};
 use crate::fleet::{Reservation, Worker};
 use crate::serve::{Attempt, Planned, fresh_id};
+use crate::stall::unless_stalled;
 use crate::view::Proof;
 
 /// What a prefill leg came to.
@@ -33,6 +36,8 @@ pub struct Held {
     pub worker: Arc<Worker>,
     /// Gives it up unless it is settled.
     pub release: ReleaseOnDrop,
+    /// What it cost; for nothing unless it is settled.
+    pub spent: Spent,
     /// The prefill's place in the plan's books.
     pub reservation: Reservation,
     /// What the prefill's sidecar still says; nothing waits for it.
@@ -42,6 +47,12 @@ pub struct Held {
 }
 
 impl Held {
+    /// Its prefill worker has given it anew.
+    pub fn renewed(&mut self, ticket: Ticket) {
+        self.ticket = ticket;
+        self.since = Instant::now();
+    }
+
     /// What is left of the lease, in milliseconds.
     pub fn lease_left_ms(&self) -> u64 {
         let spent = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -62,37 +73,35 @@ pub async fn prefill(
     let mut proof = attempt.proof(planned, prefill);
     let ticket = fresh_id();
     let release = ReleaseOnDrop::new(&router.calls, prefill, &ticket);
+    let mut spent = Spent::begin(&router.metrics);
     let call = PrefillCall {
         request: fresh_id(),
         ticket,
         decode: decode.id().clone(),
+        decode_at: Some(decode.url("")),
+        router: Some(router.calls.router().clone()),
         route: attempt.request.route(),
         deadline_ms: attempt.time_left_ms(),
         uncached_tokens: Some(work.tokens),
     };
-    let started = router
-        .calls
-        .prefill(
-            prefill,
-            call,
-            attempt.request,
-            attempt.trace,
-            attempt.time_left(),
-        )
-        .await;
-    let followed = match started {
-        Ok(frames) => follow(attempt, frames).await,
-        Err(error) => Err(error),
-    };
+    let leg = pin!(async {
+        let time = attempt.time_left();
+        let calls = &router.calls;
+        let frames = calls.prefill(prefill, call, attempt.request, attempt.trace, time);
+        follow(attempt, frames.await?).await
+    });
+    let followed = unless_stalled(attempt, planned, prefill, Stage::Prefill, leg).await;
     match followed {
         Ok(Followed::Ticket(ticket, rest)) => {
             reservation.prefilled();
             reservation.booked().held();
+            spent.computed();
             let held = Held {
                 ticket: *ticket,
                 since: Instant::now(),
                 worker: Arc::clone(prefill),
                 release,
+                spent,
                 reservation,
                 rest: Some(rest),
                 proof,
@@ -102,19 +111,24 @@ pub async fn prefill(
         Ok(Followed::GenerateHere(usage)) => {
             // The sidecar has booked what the engine still holds.
             release.disarm();
+            spent.used();
             reservation.prefilled();
             proof.used(&usage);
             Ok(Prefill::GenerateHere)
         }
         Ok(Followed::Answer(answer)) => {
             release.disarm();
+            spent.used();
             Ok(Prefill::Answer(answer))
         }
         Err(error) => {
             if error.retry == Retry::Safe {
                 // Refused before the engine saw it: there is nothing to give up.
                 release.disarm();
+                spent.used();
             } else {
+                spent.computed();
+                spent.wasted(Waste::Failed);
                 release.now().await;
             }
             Err(error)

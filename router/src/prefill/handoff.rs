@@ -12,10 +12,13 @@ use baton_proto::call::{DecodeCall, PrefillFrame, PrefillUsage, path};
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 use futures_util::future::{Either, select};
 
+use super::Waste;
 use super::execution::Held;
 use crate::calls::{FrameStream, LegAnswer};
 use crate::fleet::{Reservation, Worker};
+use crate::recovery::is_its_fault;
 use crate::serve::{Attempt, NO_LESSONS, Planned, fresh_id};
+use crate::stall::unless_stalled;
 
 /// Decode workers that one ticket may be claimed for, the first included.
 const MOST_CLAIMS: usize = 3;
@@ -42,6 +45,7 @@ pub async fn decode(
     let mut decode = decode;
     let mut tried = vec![decode.id().clone()];
     loop {
+        renew(attempt, &mut held, &decode).await;
         let mut reservation = attempt.reserve(planned, &decode, Work::default());
         let rest = held.rest.take();
         let fetched = fetch(attempt, &held, &decode, planned, &mut reservation);
@@ -68,17 +72,26 @@ pub async fn decode(
         match attempt
             .router
             .calls
-            .claim(&held.worker, &held.ticket.id, other.id())
+            .claim(&held.worker, &held.ticket.id, &other)
             .await
         {
-            Ok(ticket) => {
-                held.ticket = ticket;
-                held.since = tokio::time::Instant::now();
-            }
+            Ok(ticket) => held.renewed(ticket),
             Err(refused) => return give_up(attempt, *held, &decode, refused).await,
         }
         tried.push(other.id().clone());
         decode = other;
+    }
+}
+
+/// A lease that is nearly over is asked for anew: its prefill worker may have extended it meanwhile. If it has not, decode
+/// refuses what it cannot use in time.
+async fn renew(attempt: &Attempt<'_>, held: &mut Held, decode: &Worker) {
+    if held.lease_left_ms() > held.ticket.lease_ms / 2 {
+        return;
+    }
+    let calls = &attempt.router.calls;
+    if let Ok(ticket) = calls.claim(&held.worker, &held.ticket.id, decode).await {
+        held.renewed(ticket);
     }
 }
 
@@ -103,13 +116,13 @@ async fn beside<T>(
 async fn fetch(
     attempt: &Attempt<'_>,
     held: &Held,
-    decode: &Worker,
+    decode: &Arc<Worker>,
     planned: &Planned,
     reservation: &mut Reservation,
 ) -> Result<LegAnswer, Error> {
     // Of an answer that comes whole it is not seen when its KV had come.
     if !attempt.streams() {
-        return ask(attempt, held, decode).await;
+        return ask(attempt, held, decode, planned).await;
     }
     let planning = &attempt.router.planning;
     let transit = {
@@ -118,7 +131,7 @@ async fn fetch(
         let booked = reservation.booked();
         planning.begin_transfer(&question, booked, held.worker.id(), decode.id())
     };
-    let answer = ask(attempt, held, decode).await;
+    let answer = ask(attempt, held, decode, planned).await;
     reservation.booked().arrived();
     if let (Ok(answer), Some(transit)) = (&answer, transit)
         && answer.status().is_success()
@@ -130,7 +143,12 @@ async fn fetch(
     answer
 }
 
-async fn ask(attempt: &Attempt<'_>, held: &Held, decode: &Worker) -> Result<LegAnswer, Error> {
+async fn ask(
+    attempt: &Attempt<'_>,
+    held: &Held,
+    decode: &Arc<Worker>,
+    planned: &Planned,
+) -> Result<LegAnswer, Error> {
     let mut ticket = held.ticket.clone();
     ticket.lease_remaining_ms = held.lease_left_ms();
     if ticket.lease_remaining_ms == 0 {
@@ -149,40 +167,46 @@ async fn ask(attempt: &Attempt<'_>, held: &Held, decode: &Worker) -> Result<LegA
         deadline_ms: attempt.time_left_ms(),
     };
     let time = attempt.time_left();
-    attempt
-        .router
-        .calls
-        .leg(
-            decode,
-            path::DECODE,
-            call,
-            attempt.request,
-            attempt.trace,
-            time,
-            Stage::Decode,
-        )
-        .await
+    let leg = pin!(attempt.router.calls.leg(
+        decode,
+        path::DECODE,
+        call,
+        attempt.request,
+        attempt.trace,
+        time,
+        Stage::Decode,
+    ));
+    unless_stalled(attempt, planned, decode, Stage::Decode, leg).await
 }
 
 /// What is learnt from a failure of the decode leg.
 fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Error) {
+    let fleet = &attempt.router.fleet;
+    let prefilled_in = &held.ticket.incarnation;
     match (error.kind, decode.incarnation()) {
-        (ErrorKind::Incompatible, Some(life)) => {
-            attempt
-                .router
-                .fleet
-                .pair_broken(&held.ticket.incarnation, &life);
+        (ErrorKind::Incompatible, Some(life)) => fleet.pair_broken(prefilled_in, &life),
+        // The engine has failed the leg: it, or the one that holds the KV, or the way between them.
+        (ErrorKind::EngineFailed, Some(life)) => {
+            let blame = fleet.pair_suspected(prefilled_in, &life);
+            if blame.prefill {
+                held.worker.failed();
+            }
+            if blame.decode {
+                decode.failed();
+            }
         }
-        _ => decode.failed(),
+        _ if is_its_fault(error) => decode.failed(),
+        _ => {}
     }
 }
 
 async fn give_up(
     attempt: &Attempt<'_>,
-    held: Held,
+    mut held: Held,
     decode: &Worker,
     error: Error,
 ) -> Result<Decoded, Error> {
+    held.spent.wasted(Waste::NotDecoded);
     note_failure(attempt, &held, decode, &error);
     held.release.now().await;
     // The handoff is over; whatever comes next starts from nothing.
@@ -196,13 +220,14 @@ async fn give_up(
 
 async fn commit(
     attempt: &Attempt<'_>,
-    held: Held,
+    mut held: Held,
     answer: LegAnswer,
     decode: Arc<Worker>,
     reservation: Reservation,
 ) -> Result<Decoded, Error> {
     if !answer.status().is_success() {
         // The engine judged the request and did not fetch the KV: the guard gives it up.
+        held.spent.wasted(Waste::NotDecoded);
         return Ok(Decoded {
             answer,
             worker: decode,
@@ -214,6 +239,7 @@ async fn commit(
     if let Err(error) = router.calls.settle(&held.worker, &held.ticket.id).await {
         tracing::warn!(ticket = %held.ticket.id, decode = %decode.id(), %error, "handoff not settled, answer withheld");
         drop(answer);
+        held.spent.wasted(Waste::Withheld);
         router.metrics.unsettled.inc();
         router.metrics.attempt_failed(&error);
         if let Err(error) = router.fleet.quarantine(&decode).await {
@@ -224,8 +250,12 @@ async fn commit(
         held.release.now().await;
         return Err(error.retry(Retry::AfterCancel));
     }
+    if let Some(life) = decode.incarnation() {
+        router.fleet.pair_proven(&held.ticket.incarnation, &life);
+    }
     let bytes = held.ticket.bytes;
     held.release.disarm();
+    held.spent.used();
     router.metrics.handoff_bytes.inc_by(bytes);
     Ok(Decoded {
         answer,

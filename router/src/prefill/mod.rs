@@ -4,10 +4,14 @@
 //! * [`machine`]: the one state machine over a prefill's frames. Pure.
 //! * [`execution`]: a prefill leg, driven by the machine, up to a ticket.
 //! * [`handoff`]: a ticket's way through a decode worker, up to the commit point; claim and settle.
+//! * [`spent`]: what prefills cost that were for nothing.
 //! * Admission is the router's door (`front`), cancellation the guards that every leg holds
-//!   ([`crate::calls::ReleaseOnDrop`], [`crate::fleet::Reservation`]), recovery what [`crate::serve`] does with a failure.
+//!   ([`crate::calls::ReleaseOnDrop`], [`crate::fleet::Reservation`]), recovery what [`crate::recovery`] does with a failure.
 
 pub mod bypass;
 pub mod execution;
 pub mod handoff;
 pub mod machine;
+mod spent;
+
+pub use spent::{Spent, Waste};

@@ -1,5 +1,5 @@
+use baton_proto::call::Revoked;
 use baton_proto::digest::RequestDigest;
-use baton_proto::ticket::TransferMetadata;
 
 use super::*;
 
@@ -34,8 +34,23 @@ fn draft(name: &str) -> Draft {
     }
 }
 
+fn wanted() -> Wanted {
+    Wanted {
+        decode_at: Some("http://d".to_owned()),
+        router: Some("r".parse().unwrap()),
+        until: Instant::now() + 10 * LEASE,
+    }
+}
+
+fn sweep(ledger: &Ledger) {
+    ledger.sweep(|_| false);
+}
+
 fn held(ledger: &Ledger, name: &str) -> Ticket {
-    ledger.open(&id(name)).unwrap().hold(draft(name), LEASE)
+    ledger
+        .open(&id(name))
+        .unwrap()
+        .hold(draft(name), LEASE, wanted())
 }
 
 #[tokio::test(start_paused = true)]
@@ -56,7 +71,7 @@ async fn a_ticket_is_settled_once() {
     );
     assert_eq!(
         ledger
-            .claim(&id("t"), "d1".parse().unwrap())
+            .claim(&id("t"), "d1".parse().unwrap(), None)
             .unwrap_err()
             .kind,
         ErrorKind::TicketRefused
@@ -79,12 +94,12 @@ async fn a_lease_that_is_over_settles_nothing() {
     );
     assert_eq!(
         ledger
-            .claim(&id("t"), "d1".parse().unwrap())
+            .claim(&id("t"), "d1".parse().unwrap(), None)
             .unwrap_err()
             .kind,
         ErrorKind::LeaseExpired
     );
-    ledger.sweep();
+    sweep(&ledger);
     assert_eq!(ledger.counts(), Counts::default());
 }
 
@@ -110,7 +125,7 @@ async fn a_claim_moves_the_ticket_and_keeps_its_lease() {
     let token = FleetToken::new("0123456789abcdef").unwrap();
     let first = held(&ledger, "t");
     tokio::time::advance(Duration::from_secs(10)).await;
-    let moved = ledger.claim(&id("t"), "d1".parse().unwrap()).unwrap();
+    let moved = ledger.claim(&id("t"), "d1".parse().unwrap(), None).unwrap();
     assert_eq!((first.decode.as_str(), moved.decode.as_str()), ("d0", "d1"));
     assert!(first.is_genuine(&token) && moved.is_genuine(&token));
     assert_eq!(
@@ -120,31 +135,121 @@ async fn a_claim_moves_the_ticket_and_keeps_its_lease() {
     ledger.settle(&id("t"), &life("a")).unwrap();
 }
 
+fn leaving(ledger: &Ledger) -> usize {
+    let counts = ledger.counts();
+    assert_eq!((counts.running, counts.claimed), (0, 0));
+    counts.leaving
+}
+
 #[tokio::test(start_paused = true)]
-async fn what_nobody_fetches_is_stranded_until_its_lease() {
+async fn what_nobody_may_be_fetching_is_given_back_at_once() {
     let ledger = ledger();
+    let open = ledger.open(&id("u")).unwrap();
+    open.leave(TransferMetadata::new(&b"{}"[..]), life("a"), LEASE);
     held(&ledger, "t");
-    ledger.open(&id("u")).unwrap().strand(life("a"), LEASE);
+    ledger.withdraw(&id("t"));
+    ledger.left().await;
+    let due = ledger.due();
+    assert_eq!(due.len(), 2);
+    assert!(due.iter().all(|due| due.fetcher == Fetcher::Nobody));
+    assert_eq!(ledger.due(), [], "they are being seen to");
+    assert_eq!(leaving(&ledger), 2);
+    for due in due {
+        ledger.given_back(&due.id);
+        ledger.given_back(&due.id);
+    }
+    assert_eq!(leaving(&ledger), 0);
+    assert_eq!(ledger.metrics.stranded.get(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decode_worker_is_asked_before_its_ticket_is_given_back() {
+    for (revoked, noticed) in [
+        (Revoked::Unseen, Duration::ZERO),
+        (Revoked::Answered, Duration::ZERO),
+        (Revoked::Cut, Duration::from_secs(1)),
+        (Revoked::Unknown, Duration::from_secs(1)),
+    ] {
+        let ledger = ledger();
+        held(&ledger, "t");
+        ledger.release(&id("t"));
+        ledger.release(&id("t"));
+        let due = ledger.due().pop().unwrap();
+        assert_eq!(due.fetcher, Fetcher::At("http://d".to_owned()));
+        ledger.put_off(&due.id);
+        assert_eq!(ledger.due(), [], "not at once again");
+        tokio::time::sleep_until(ledger.next_due().unwrap()).await;
+        assert_eq!(ledger.due(), [due.clone()]);
+        ledger.revoked(&due.id, revoked);
+        assert_eq!(ledger.next_due(), Some(Instant::now() + noticed));
+        tokio::time::advance(noticed).await;
+        assert_eq!(ledger.due().pop().unwrap().fetcher, Fetcher::Nobody);
+        ledger.given_back(&due.id);
+        assert_eq!((leaving(&ledger), ledger.next_due()), (0, None));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_unknown_may_be_fetching_is_stranded_until_its_lease() {
+    let ledger = ledger();
+    let nobody_to_ask = Wanted {
+        decode_at: None,
+        ..wanted()
+    };
+    let open = ledger.open(&id("t")).unwrap();
+    open.hold(draft("t"), LEASE, nobody_to_ask);
     ledger.release(&id("t"));
-    ledger.release(&id("t"));
-    assert_eq!(
-        ledger.counts(),
-        Counts {
-            stranded: 2,
-            ..Counts::default()
-        }
-    );
-    assert_eq!(ledger.metrics.stranded.get(), 2);
+    assert_eq!((ledger.due(), ledger.next_due()), (vec![], None));
+    assert_eq!(leaving(&ledger), 1);
     assert_eq!(
         ledger.settle(&id("t"), &life("a")).unwrap_err().kind,
         ErrorKind::TicketRefused
     );
     tokio::time::advance(LEASE).await;
-    ledger.sweep();
-    assert_eq!(ledger.counts(), Counts::default());
+    sweep(&ledger);
+    assert_eq!((leaving(&ledger), ledger.metrics.stranded.get()), (0, 1));
     tokio::time::advance(REMEMBERED).await;
-    ledger.sweep();
+    sweep(&ledger);
     assert!(ledger.lock().is_empty(), "memory is given back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tickets_end_with_their_router() {
+    let ledger = ledger();
+    held(&ledger, "t");
+    let nobodys = Wanted {
+        router: None,
+        ..wanted()
+    };
+    let open = ledger.open(&id("u")).unwrap();
+    open.hold(draft("u"), LEASE, nobodys);
+    ledger.sweep(|router| router.as_str() != "r");
+    assert_eq!(ledger.counts().claimed, 2);
+    ledger.sweep(|router| router.as_str() == "r");
+    let counts = ledger.counts();
+    assert_eq!((counts.claimed, counts.leaving), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_extended_while_the_request_lives() {
+    let ledger = ledger();
+    held(&ledger, "t");
+    assert_eq!(ledger.expiring(), []);
+    let claimed_at = |seconds: u64| {
+        let ledger = ledger.clone();
+        async move {
+            for _ in 0..seconds {
+                tokio::time::advance(Duration::from_secs(1)).await;
+                for (id, _) in ledger.expiring() {
+                    ledger.extended(&[id], Instant::now() + LEASE.mul_f64(2.0 / 3.0));
+                }
+                sweep(&ledger);
+            }
+            ledger.is_claimed(&id("t")).is_ok()
+        }
+    };
+    assert!(claimed_at(290).await, "as long as its request may want it");
+    assert!(!claimed_at(40).await, "and hardly longer");
 }
 
 #[tokio::test(start_paused = true)]
@@ -174,7 +279,7 @@ async fn gauges_follow_every_change() {
         [
             TicketState::Running,
             TicketState::Claimed,
-            TicketState::Stranded,
+            TicketState::Leaving,
         ]
         .map(|state| ledger.metrics.in_state(state))
     };

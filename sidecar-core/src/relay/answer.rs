@@ -54,7 +54,7 @@ pub async fn decode<E: Engine>(
     }
     let terms = leg.terms(&core, &arrived.call.request);
     let body = core.engine.decode_body(&arrived.request, ticket, terms)?;
-    core.used.use_once(ticket)?;
+    leg.uses(core.used.use_once(ticket)?);
     relay(core, arrived, leg, body).await
 }
 
@@ -99,14 +99,13 @@ async fn relay<E: Engine, C: Call>(
     body: String,
 ) -> Result<Response<Body>, Error> {
     let span = tracing::info_span!("leg", stage = %C::STAGE, request = %arrived.call.request(), trace = %arrived.trace.trace_id());
+    let revoked = leg.revocation();
     let answer = async {
-        let response = send(&core, &arrived, body).await;
-        match response {
-            Ok(response) => answer(&core, &arrived, response, &mut leg).await,
-            Err(error) => Err(error),
-        }
+        let response = send(&core, &arrived, body, arrived.time_left()).await?;
+        answer(&core, &arrived, response, &mut leg).await
     };
-    match answer.instrument(span).await {
+    let answer = revoked.run_until_cancelled(answer.instrument(span)).await;
+    match answer.unwrap_or_else(|| Err(was_revoked(C::STAGE))) {
         Ok(Answer::Whole(response)) => {
             leg.end(None);
             Ok(response)
@@ -146,7 +145,7 @@ async fn answer<E: Engine, C: Call>(
         return Err(engine_broke_off(C::STAGE, why));
     }
     if let Some(content_type) = stream {
-        let committed = stream::commit(core, arrived, body).await?;
+        let committed = stream::commit(core, arrived, body, leg).await?;
         return Ok(Answer::Stream(content_type.clone(), committed));
     }
     let read = read_limited(body, MAX_ANSWER, arrived.time_left()).await;
@@ -157,6 +156,7 @@ async fn answer<E: Engine, C: Call>(
             BadBody::TooLarge(_) | BadBody::Broken(_) => error,
         }
     })?;
+    leg.fetched();
     judge(core, arrived, status.as_u16(), &bytes)?;
     if status.is_success() {
         leg.first_token();
@@ -209,4 +209,9 @@ fn unasked(
         (Some(false), true) => Some("is a stream, and none was asked for"),
         _ => None,
     }
+}
+
+fn was_revoked(stage: Stage) -> Error {
+    let message = "the ticket was revoked while it was used";
+    Error::new(ErrorKind::Cancelled, Source::Sidecar, stage, message).retry(Retry::AfterCancel)
 }

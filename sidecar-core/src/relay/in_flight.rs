@@ -7,6 +7,8 @@ use baton_daemon::metrics::{Counted, Gauge};
 use baton_proto::{Error, ErrorKind, RequestId, Source, Stage};
 use tokio::time::Instant;
 
+use super::progress::{Owed, Own};
+
 /// Legs in the engine. Clones share the table.
 #[derive(Debug, Clone, Default)]
 pub struct InFlight {
@@ -18,6 +20,19 @@ struct Entry {
     stage: Stage,
     /// Prompt tokens that are not computed yet.
     queued_tokens: u64,
+    since: Instant,
+    /// Nothing of its answer has come.
+    waits: bool,
+    /// Its answer comes whole, after who knows how many tokens.
+    whole: bool,
+}
+
+impl Entry {
+    /// Whether the engine is to show progress on it.
+    fn is_owed(&self, own: Own) -> bool {
+        let counts = own.work.is_some();
+        (self.waits && (counts || !self.whole)) || (counts && own.busy)
+    }
 }
 
 /// A leg in the engine. Dropping it takes it out of the table.
@@ -42,18 +57,21 @@ impl InFlight {
                 message,
             ));
         }
-        let queued_tokens = 0;
+        let since = Instant::now();
         table.insert(
             id.clone(),
             Entry {
                 stage,
-                queued_tokens,
+                queued_tokens: 0,
+                since,
+                waits: true,
+                whole: false,
             },
         );
         Ok(InFlightLeg {
             table: self.clone(),
             id: id.clone(),
-            since: Instant::now(),
+            since,
             _counted: Counted::new(gauge),
         })
     }
@@ -78,6 +96,23 @@ impl InFlight {
         queued.fold(0, u64::saturating_add)
     }
 
+    /// What the engine owes, given what it says of itself. Legs that began before `judged` are not judged again.
+    pub fn owed(&self, own: Own, judged: Option<Instant>) -> Owed {
+        let table = self.lock();
+        let mut owed = Owed::default();
+        for entry in table.values().filter(|entry| entry.is_owed(own)) {
+            owed.legs += 1;
+            owed.tokens = owed.tokens.saturating_add(entry.queued_tokens);
+            if judged.is_none_or(|judged| entry.since > judged) {
+                let first = owed
+                    .since
+                    .map_or(entry.since, |since| since.min(entry.since));
+                owed.since = Some(first);
+            }
+        }
+        owed
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<RequestId, Entry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,18 +122,30 @@ impl InFlightLeg {
     /// It has so many prompt tokens to compute.
     #[must_use]
     pub fn computing(self, tokens: u64) -> Self {
-        self.set_queued(tokens);
+        self.change(|entry| entry.queued_tokens = tokens);
         self
     }
 
-    /// Its prompt is computed.
-    pub fn computed(&self) {
-        self.set_queued(0);
+    /// Its answer comes whole.
+    #[must_use]
+    pub fn whole(self, whole: bool) -> Self {
+        self.change(|entry| entry.whole = whole);
+        self
     }
 
-    fn set_queued(&self, tokens: u64) {
+    /// Its prompt is computed; so many tokens it had.
+    pub fn computed(&self) -> u64 {
+        let mut tokens = 0;
+        self.change(|entry| {
+            tokens = std::mem::take(&mut entry.queued_tokens);
+            entry.waits = false;
+        });
+        tokens
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Entry)) {
         if let Some(entry) = self.table.lock().get_mut(&self.id) {
-            entry.queued_tokens = tokens;
+            change(entry);
         }
     }
 
@@ -125,7 +172,7 @@ mod tests {
         let leg = table.enter(&id, Stage::Prefill, &gauge).unwrap();
         let leg = leg.computing(500);
         assert_eq!(table.queued_tokens(), 500);
-        leg.computed();
+        assert_eq!(leg.computed(), 500);
         assert_eq!(table.queued_tokens(), 0);
         let refused = table.enter(&id, Stage::Prefill, &gauge).unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Conflict);
@@ -136,5 +183,33 @@ mod tests {
         drop(leg);
         assert_eq!((table.count(), gauge.get()), (0, 0));
         table.enter(&id, Stage::Prefill, &gauge).unwrap();
+    }
+
+    #[test]
+    fn what_an_engine_owes_depends_on_what_it_says_of_itself() {
+        let (table, gauge) = (InFlight::default(), Gauge::default());
+        let enter = |id: &str| {
+            let id: RequestId = id.parse().unwrap();
+            table.enter(&id, Stage::Generate, &gauge).unwrap()
+        };
+        let stream = enter("stream").computing(7);
+        let _whole = enter("whole").whole(true);
+        let owed = |own| table.owed(own, None).legs;
+        let silent = Own::default();
+        let counts = |busy| Own {
+            work: Some(1),
+            busy,
+        };
+        assert_eq!((owed(silent), owed(counts(false))), (1, 2));
+        assert_eq!(table.owed(silent, None).tokens, 7);
+        let judged = table.owed(silent, Some(Instant::now()));
+        assert_eq!((judged.legs, judged.since), (1, None));
+        stream.computed();
+        assert_eq!(owed(silent), 0, "its reader may be slow");
+        assert_eq!(
+            (owed(counts(false)), owed(counts(true))),
+            (1, 2),
+            "by the engine's own word it has work"
+        );
     }
 }

@@ -15,9 +15,12 @@ use http::{HeaderName, HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
 use serde_json::json;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::admission::Permit;
 use super::in_flight::InFlightLeg;
+use super::progress::Progress;
+use super::used::Using;
 use crate::core::Core;
 use crate::engine::{Engine, Leg};
 use crate::metrics::Metrics;
@@ -30,7 +33,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const CALL_TIME: Duration = Duration::from_secs(30);
 
 /// Longest a leg may take at all, whatever the router says.
-const LONGEST_LEG: Duration = Duration::from_secs(24 * 3600);
+pub const LONGEST_LEG: Duration = Duration::from_secs(24 * 3600);
 
 /// The part that all calls share.
 pub trait Call: serde::Serialize + serde::de::DeserializeOwned {
@@ -125,8 +128,10 @@ pub struct ActiveLeg {
     stage: Stage,
     metrics: Metrics,
     ended: bool,
+    progress: Arc<Progress>,
     quarantine: Option<Arc<String>>,
     reports: Option<ReportGuard>,
+    using: Option<Using>,
 }
 
 impl ActiveLeg {
@@ -140,15 +145,18 @@ impl ActiveLeg {
         let entry = core
             .in_flight
             .enter(arrived.call.request(), C::STAGE, &gauge)?
-            .computing(arrived.call.uncached_tokens());
+            .computing(arrived.call.uncached_tokens())
+            .whole(C::STAGE != Stage::Prefill && arrived.request.stream() != Some(true));
         Ok(Self {
             entry,
             _permit: permit,
             stage: C::STAGE,
             metrics: core.metrics.clone(),
             ended: false,
+            progress: Arc::clone(&core.progress),
             quarantine: None,
             reports: None,
+            using: None,
         })
     }
 
@@ -166,6 +174,29 @@ impl ActiveLeg {
         }
     }
 
+    /// It uses a ticket.
+    pub fn uses(&mut self, using: Using) {
+        self.using = Some(using);
+    }
+
+    /// Cancelled when the leg must end because its ticket was revoked.
+    pub fn revocation(&self) -> CancellationToken {
+        let using = self.using.as_ref();
+        using.map_or_else(CancellationToken::new, Using::revocation)
+    }
+
+    /// The engine fetches nothing for it any more.
+    pub fn fetched(&mut self) {
+        if let Some(using) = self.using.take() {
+            using.fetched();
+        }
+    }
+
+    /// For how long it has been in the engine.
+    pub fn elapsed(&self) -> Duration {
+        self.entry.since().elapsed()
+    }
+
     /// Which leg this is.
     pub fn stage(&self) -> Stage {
         self.stage
@@ -173,9 +204,9 @@ impl ActiveLeg {
 
     /// The engine gave its first token.
     pub fn first_token(&self) {
-        self.entry.computed();
-        self.metrics
-            .first_token(self.stage, self.entry.since().elapsed().as_secs_f64());
+        let (tokens, took) = (self.entry.computed(), self.entry.since().elapsed());
+        self.progress.computed(tokens, took);
+        self.metrics.first_token(self.stage, took.as_secs_f64());
     }
 
     /// The leg ended; `None` is success.
@@ -192,11 +223,12 @@ impl Drop for ActiveLeg {
     }
 }
 
-/// Sends a leg's body to the engine and waits for the head of its answer.
+/// Sends a leg's body to the engine and waits up to `time` for the head of its answer.
 pub async fn send<E: Engine, C: Call>(
     core: &Arc<Core<E>>,
     arrived: &Arrived<C>,
     body: String,
+    time: Duration,
 ) -> Result<Response<Incoming>, Error> {
     let uri = format!("{}{}", core.engine.base_url(), arrived.request.route());
     let mut request = Request::builder()
@@ -219,7 +251,7 @@ pub async fn send<E: Engine, C: Call>(
             .insert(AUTHORIZATION, authorization.clone());
     }
     arrived.trace.child().apply(request.headers_mut());
-    let sent = core.client.send(request, arrived.time_left()).await;
+    let sent = core.client.send(request, time).await;
     sent.map_err(|error| error.into_error(Source::Engine, C::STAGE))
 }
 

@@ -23,11 +23,12 @@ use tokio::sync::oneshot;
 use tracing::Instrument;
 
 use super::leg::{
-    ActiveLeg, Arrived, answers_another, engine_broke_off, engine_failed, is_judgement, send,
+    ActiveLeg, Arrived, LONGEST_LEG, answers_another, engine_broke_off, engine_failed,
+    is_judgement, send,
 };
 use crate::core::Core;
 use crate::engine::{Engine, Prefilled};
-use crate::ledger::{Ledger, OpenLeg};
+use crate::ledger::{Ledger, OpenLeg, Wanted};
 
 /// Largest answer to a prefill. It may echo the prompt and its token ids.
 const MAX_ANSWER: usize = 64 << 20;
@@ -37,9 +38,6 @@ const MAX_JUDGEMENT: usize = 1 << 20;
 
 /// Longest time for the rest of an answer once it has begun: a prefill's answer is written in one go.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
-
-/// How long an answer and a cancellation may take to cross.
-const CROSSING: Duration = Duration::from_millis(50);
 
 /// Starts a prefill leg. What can be refused before the engine sees it is refused with a plain error answer.
 pub async fn prefill<E: Engine>(
@@ -58,6 +56,9 @@ pub async fn prefill<E: Engine>(
         )
         .retry(Retry::Safe));
     }
+    if let Some(router) = &arrived.call.router {
+        core.routers.asks(router);
+    }
     let leg = ActiveLeg::enter(&core, &arrived).await?;
     let open = core.ledger.open(&arrived.call.ticket)?;
     let admitted = PrefillFrame::Admitted {
@@ -74,6 +75,7 @@ pub async fn prefill<E: Engine>(
         core,
         arrived,
         incarnation: attached.incarnation.clone(),
+        step_tokens: attached.info.max_batched_tokens.map(u64::from),
         leg,
         rest,
     };
@@ -117,7 +119,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         self.rest.close();
         if let Some(id) = self.rest.try_recv().ok().as_deref().and_then(ticket_in) {
-            self.ledger.release(id);
+            self.ledger.withdraw(id);
         }
     }
 }
@@ -133,6 +135,8 @@ struct Running<E> {
     core: Arc<Core<E>>,
     arrived: Arrived<PrefillCall>,
     incarnation: Incarnation,
+    /// Most tokens that the engine computes at once.
+    step_tokens: Option<u64>,
     leg: ActiveLeg,
     rest: oneshot::Sender<Vec<PrefillFrame>>,
 }
@@ -178,7 +182,7 @@ impl<E: Engine> Running<E> {
         if let Err(untold) = self.rest.send(frames)
             && let Some(id) = ticket_in(&untold)
         {
-            self.core.ledger.release(id);
+            self.core.ledger.withdraw(id);
         }
     }
 
@@ -224,22 +228,40 @@ impl<E: Engine> Running<E> {
 
     /// Waits for the head of the engine's answer, as long as somebody wants it.
     async fn head(&mut self, open: &OpenLeg, body: String) -> Result<Response<Incoming>, Error> {
-        let mut sent = std::pin::pin!(send(&self.core, &self.arrived, body));
-        let why = tokio::select! {
+        let mut sent = std::pin::pin!(send(&self.core, &self.arrived, body, LONGEST_LEG));
+        let deadline = self.arrived.deadline;
+        let gives_up = tokio::select! {
             biased;
             response = &mut sent => return response,
-            () = open.released() => "it was released",
-            () = self.rest.closed() => "its router went away",
+            () = open.released() => cancelled("it was released"),
+            () = self.rest.closed() => cancelled("its router went away"),
+            () = tokio::time::sleep_until(deadline) => out_of_time(),
         };
-        // An answer that is already on its way means KV that is held: it is better to learn its id than to cut it off.
-        let crossing = tokio::time::timeout(CROSSING, sent);
-        crossing.await.unwrap_or_else(|_| Err(cancelled(why)))
+        let rest = tokio::time::timeout(self.patience(), sent);
+        rest.await.unwrap_or(Err(gives_up))
+    }
+
+    /// How long to wait for an answer that nobody wants any more, to learn what is held.
+    fn patience(&self) -> Duration {
+        let tokens = self.arrived.call.uncached_tokens.unwrap_or(0);
+        self.core
+            .pace
+            .patience(tokens, self.step_tokens, self.leg.elapsed())
     }
 
     /// An answer that began and cannot be read: KV may be held under an id that nobody knows.
     fn unreadable(&self, bad: &BadBody) -> Failure {
         self.core.metrics.tickets.stranded.inc();
         engine_broke_off(Stage::Prefill, &bad.to_string()).into()
+    }
+
+    fn wanted(&self) -> Wanted {
+        let call = &self.arrived.call;
+        Wanted {
+            decode_at: call.decode_at.clone(),
+            router: call.router.clone(),
+            until: self.arrived.deadline,
+        }
     }
 
     /// Books what the engine holds now.
@@ -260,6 +282,9 @@ impl<E: Engine> Running<E> {
         });
         match read? {
             Prefilled::Handoff { usage, kv } => {
+                let cached = usage.cached_tokens.unwrap_or(0);
+                let computed = usage.prompt_tokens.saturating_sub(cached);
+                self.core.pace.learn(computed.into(), self.leg.elapsed());
                 let draft = Draft {
                     id: self.arrived.call.ticket.clone(),
                     prefill: self.core.worker.clone(),
@@ -271,16 +296,23 @@ impl<E: Engine> Running<E> {
                     lease_ms: u64::try_from(kv.lease.as_millis()).unwrap_or(u64::MAX),
                     metadata: kv.metadata,
                 };
-                Ok((Some(open.hold(draft, kv.lease)), usage, Outcome::Length))
+                let ticket = open.hold(draft, kv.lease, self.wanted());
+                Ok((Some(ticket), usage, Outcome::Length))
             }
             Prefilled::Ended { usage, kv } => {
                 if let Some(kv) = kv {
-                    open.strand(self.incarnation.clone(), kv.lease);
+                    open.leave(kv.metadata, self.incarnation.clone(), kv.lease);
                 }
                 Ok((None, usage, Outcome::Ended))
             }
         }
     }
+}
+
+fn out_of_time() -> Error {
+    let message = "the engine did not finish the prefill in time";
+    Error::new(ErrorKind::Timeout, Source::Engine, Stage::Prefill, message)
+        .retry(Retry::AfterCancel)
 }
 
 fn cancelled(why: &str) -> Error {

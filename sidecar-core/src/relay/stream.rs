@@ -61,6 +61,7 @@ pub async fn commit<E: Engine, C: Call>(
     core: &Arc<Core<E>>,
     arrived: &Arrived<C>,
     body: Incoming,
+    leg: &mut ActiveLeg,
 ) -> Result<Committed<E>, Error> {
     let stage = C::STAGE;
     let mut guard = Guard {
@@ -79,9 +80,14 @@ pub async fn commit<E: Engine, C: Call>(
             .await
             .map_err(|broken| guard.broke_off(&broken))?
         else {
+            leg.fetched();
             return Err(engine_broke_off(stage, "ended before its first token"));
         };
-        let committed = guard.reaches_token(&events)?;
+        let reached = guard.reaches_token(&events);
+        if !matches!(reached, Ok(false)) {
+            leg.fetched();
+        }
+        let committed = reached?;
         let passed = guard.pass(events);
         if committed && held.is_empty() {
             return Ok(Committed {
@@ -211,7 +217,10 @@ impl<E: Engine> Guard<E> {
             return None;
         }
         match self.reader.next(patience).await {
-            Ok(Some(events)) => Some(self.pass(events)),
+            Ok(Some(events)) => {
+                self.core.progress.moved();
+                Some(self.pass(events))
+            }
             Ok(None) if self.may_end() => None,
             Ok(None) => Some(self.last_words(&engine_broke_off(
                 self.stage,

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::pool::lock;
@@ -12,6 +13,7 @@ use crate::pool::lock;
 pub struct Link {
     bytes_per_second: Option<f64>,
     free_at: Mutex<Instant>,
+    stalled: watch::Sender<bool>,
 }
 
 impl Link {
@@ -20,11 +22,21 @@ impl Link {
         Self {
             bytes_per_second,
             free_at: Mutex::new(Instant::now()),
+            stalled: watch::Sender::new(false),
         }
+    }
+
+    /// Carries nothing any more, as in a partitioned network, or goes on where it stood.
+    pub fn stall(&self, stalled: bool) {
+        self.stalled.send_replace(stalled);
     }
 
     /// Waits as long as these bytes take behind all others.
     pub async fn carry(&self, bytes: usize) {
+        if *self.stalled.borrow() {
+            // Fails only if the sender is gone, which is part of `self`.
+            let _ = self.stalled.subscribe().wait_for(|stalled| !stalled).await;
+        }
         let Some(bandwidth) = self.bytes_per_second else {
             return;
         };

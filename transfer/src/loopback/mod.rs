@@ -55,6 +55,7 @@ pub(crate) struct Plane {
     regions: Arc<Regions>,
     connections: Arc<Connections>,
     inbox: Arc<Inbox>,
+    link: Arc<Link>,
     ended: CancellationToken,
 }
 
@@ -92,6 +93,7 @@ impl Plane {
             regions: Arc::default(),
             connections: Arc::new(Connections::new(config.name.clone())),
             inbox: Arc::default(),
+            link: Arc::new(Link::new(config.bandwidth)),
             ended: CancellationToken::new(),
             name: config.name,
         };
@@ -99,7 +101,7 @@ impl Plane {
             name: plane.name.clone(),
             regions: Arc::clone(&plane.regions),
             inbox: Arc::clone(&plane.inbox),
-            link: Link::new(config.bandwidth),
+            link: Arc::clone(&plane.link),
             ended: plane.ended.clone(),
         };
         tokio::spawn(Arc::new(server).serve(listener));
@@ -170,6 +172,10 @@ impl Plane {
             });
         };
         tokio::spawn(async move { ended.run_until_cancelled(reading).await });
+    }
+
+    pub(crate) fn stall(&self, stalled: bool) {
+        self.link.stall(stalled);
     }
 
     pub(crate) fn forget(&self, peer: &str) {

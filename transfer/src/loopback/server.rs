@@ -19,7 +19,7 @@ pub(super) struct Server {
     pub(super) name: String,
     pub(super) regions: Arc<Regions>,
     pub(super) inbox: Arc<Inbox>,
-    pub(super) link: Link,
+    pub(super) link: Arc<Link>,
     pub(super) ended: CancellationToken,
 }
 

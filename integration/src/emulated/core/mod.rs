@@ -10,6 +10,7 @@ mod sequence;
 mod state;
 mod step;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -131,6 +132,7 @@ pub struct Core {
     state: Mutex<State>,
     wake: Notify,
     frozen: watch::Sender<bool>,
+    deaf: AtomicBool,
     link: Link,
 }
 
@@ -181,6 +183,7 @@ impl Core {
             link: Link::new(config.kv_bandwidth),
             wake: Notify::new(),
             frozen: watch::Sender::new(false),
+            deaf: AtomicBool::new(false),
             config,
             tokenizer,
             network,
@@ -242,6 +245,9 @@ impl Core {
 
     /// A notification came over the data plane.
     pub fn notified(&self, message: &[u8]) {
+        if self.deaf.load(Ordering::Relaxed) {
+            return;
+        }
         let outcome = self
             .state()
             .notified(message, Instant::now(), self.config.lease);
@@ -266,6 +272,11 @@ impl Core {
         self.frozen.send_replace(frozen);
     }
 
+    /// Takes no notice of notifications any more, or does again: what it holds for decode stays until its lease ends.
+    pub fn deafen(&self, deaf: bool) {
+        self.deaf.store(deaf, Ordering::Relaxed);
+    }
+
     /// Hashes of all blocks that can be found.
     pub fn cached(&self) -> Vec<BlockHash> {
         self.state().pool.held()
@@ -276,6 +287,15 @@ impl Core {
         let mut state = self.state();
         state.expire(Instant::now());
         state.held.len()
+    }
+
+    /// The same by id, with how many blocks each has.
+    pub fn held(&self) -> Vec<(String, usize)> {
+        let mut state = self.state();
+        state.expire(Instant::now());
+        let held = state.held.iter();
+        held.map(|(id, held)| (id.clone(), held.blocks.len()))
+            .collect()
     }
 
     /// Writes nonsense over every block that nobody uses, as other requests do sooner or later.

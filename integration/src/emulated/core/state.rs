@@ -145,7 +145,11 @@ impl State {
         let Some(sequence) = self.sequences.get_mut(&key) else {
             return;
         };
-        let given_up = sequence.given_up;
+        if sequence.given_up {
+            // Nobody looks at what came, so that nobody finds it later either.
+            self.remove(key);
+            return;
+        }
         match rows {
             Ok(rows) => {
                 self.write_fetched(key, &rows, took, config);
@@ -163,11 +167,7 @@ impl State {
                 sequence.say(Output::LoadFailed);
                 *self.stats.finished.entry("error").or_default() += 1;
                 self.remove(key);
-                return;
             }
-        }
-        if given_up {
-            self.remove(key);
         }
     }
 

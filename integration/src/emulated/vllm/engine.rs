@@ -276,6 +276,13 @@ impl EmulatedVllm {
             .collect()
     }
 
+    /// Does this to every rank, if the engine runs.
+    fn to_ranks(&self, what: impl Fn(&Rank)) {
+        let running = self.inner.running.lock().unwrap().clone();
+        let ranks = running.iter().flat_map(|life| &life.ranks);
+        ranks.for_each(what);
+    }
+
     /// Adds a rule; the first one that fits a request and is not used up counts.
     pub fn script(&self, rule: Rule) {
         self.inner.rules.lock().unwrap().push(rule);
@@ -286,9 +293,7 @@ impl EmulatedVllm {
         self.inner.rules.lock().unwrap().clear();
         *self.inner.http_mode.lock().unwrap() = Http::Normal;
         *self.inner.side_mode.lock().unwrap() = SideChannel::Normal;
-        if self.is_alive() {
-            self.freeze(false);
-        }
+        self.freeze(false);
     }
 
     /// How the HTTP server behaves from now on.
@@ -303,7 +308,17 @@ impl EmulatedVllm {
 
     /// The scheduler stands still, as if stopped by a signal or a hung device, while HTTP and health go on answering.
     pub fn freeze(&self, frozen: bool) {
-        self.cores(|core| core.freeze(frozen));
+        self.to_ranks(|rank| rank.core.freeze(frozen));
+    }
+
+    /// Its ranks take no notice of notifications any more, or do again, in this life: what they hold stays held.
+    pub fn deafen(&self, deaf: bool) {
+        self.to_ranks(|rank| rank.core.deafen(deaf));
+    }
+
+    /// Its network carries no KV to other engines any more, or does again, in this life.
+    pub fn stall_link(&self, stalled: bool) {
+        self.to_ranks(|rank| rank.agent.stall(stalled));
     }
 
     /// What can go wrong with the events of a rank; `None` if it publishes none.
@@ -363,6 +378,11 @@ impl EmulatedVllm {
         self.inner.seen.lock().unwrap().clone()
     }
 
+    /// The same, which are then forgotten.
+    pub fn take_seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.inner.seen.lock().unwrap())
+    }
+
     /// Those of one leg.
     pub fn seen_of(&self, leg: Leg) -> Vec<Seen> {
         self.seen()
@@ -402,6 +422,11 @@ impl EmulatedVllm {
         self.cores(Core::holds).into_iter().sum()
     }
 
+    /// The same by id, with how many blocks each has.
+    pub fn held(&self) -> Vec<(String, usize)> {
+        self.cores(Core::held).into_iter().flatten().collect()
+    }
+
     /// Prompt tokens whose KV it has pulled from other engines, in this life.
     pub fn transferred_tokens(&self) -> u64 {
         self.stats().iter().map(|stats| stats.external_tokens).sum()
@@ -425,6 +450,12 @@ impl EmulatedVllm {
     /// Its `engine_id`.
     pub fn engine_id(&self) -> String {
         self.life().engine_id.clone()
+    }
+
+    /// The same while it runs.
+    pub fn running_engine_id(&self) -> Option<String> {
+        let running = self.inner.running.lock().unwrap();
+        running.as_ref().map(|life| life.engine_id.clone())
     }
 
     /// What ended its scheduler, in words. Baton never sends such a body.

@@ -96,6 +96,8 @@ fn prefill() -> Good {
             request: fresh(),
             ticket: fresh(),
             decode: WORKER.parse().unwrap(),
+            decode_at: None,
+            router: None,
             route: Route::Completions,
             deadline_ms: 10_000,
             uncached_tokens: None,

@@ -53,6 +53,21 @@ impl Process {
         }
     }
 
+    /// Stops it and all that it started, wherever they are.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets what was stopped go on.
+    pub fn thaw(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let sent = kill_process_group(Pid::from_child(&self.child), signal);
+        sent.with_context(|| format!("{} could not be signalled", self.name))
+    }
+
     /// Asks it to end, and waits until it has.
     pub fn end(mut self) -> Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM)?;

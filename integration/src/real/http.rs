@@ -68,7 +68,8 @@ pub fn post(agent: &ureq::Agent, url: &str, body: &Value) -> Result<Answer> {
     read(answer.with_context(|| format!("POST {url} failed"))?)
 }
 
-fn read(mut answer: http::Response<ureq::Body>) -> Result<Answer> {
+/// Reads an answer to its end.
+pub fn read(mut answer: http::Response<ureq::Body>) -> Result<Answer> {
     let plan = answer.headers().get("baton-plan");
     let plan = plan.and_then(|plan| plan.to_str().ok()).map(str::to_owned);
     let text = answer.body_mut().read_to_string();

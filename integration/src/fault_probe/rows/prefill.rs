@@ -1,0 +1,79 @@
+//! Something happens to the prefill engine.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::fault_probe::quiet::SOON;
+use crate::fault_probe::scene::{Scene, soon};
+use crate::fault_probe::stand::{BOOT_BOUND, Who};
+
+/// Long enough to be noticed, short enough for its sidecar not to have given the engine up.
+const FROZEN: Duration = Duration::from_secs(4);
+
+/// It stands still with a prompt in it.
+pub(super) fn frozen_computing(scene: &mut Scene<'_>) -> Result<()> {
+    for stream in [false, true] {
+        let asked = scene.usual(stream)?;
+        scene.stand.engine(Who::Prefill)?.freeze()?;
+        let call = scene.begin(&asked)?;
+        scene.until_running(1)?;
+        scene.pass(FROZEN)?;
+        scene.stand.engine(Who::Prefill)?.thaw()?;
+        let ended = call.finish();
+        scene.judge("an answer", &asked, &ended);
+        scene.quiet_since(Instant::now())?;
+    }
+    Ok(())
+}
+
+/// It stands still when decode is to fetch its KV.
+pub(super) fn frozen_between(scene: &mut Scene<'_>) -> Result<()> {
+    for stream in [false, true] {
+        let asked = scene.usual(stream)?;
+        let call = scene.held_by_decode(&asked)?;
+        scene.stand.engine(Who::Prefill)?.freeze()?;
+        scene.stand.engine(Who::Decode)?.thaw()?;
+        scene.pass(FROZEN)?;
+        scene.stand.engine(Who::Prefill)?.thaw()?;
+        let ended = call.finish();
+        scene.judge("an answer", &asked, &ended);
+        scene.quiet_since(Instant::now())?;
+    }
+    Ok(())
+}
+
+/// It dies when decode is to fetch its KV.
+pub(super) fn killed(scene: &mut Scene<'_>) -> Result<()> {
+    scene.revive(Who::Decode)?;
+    let asked = scene.usual(true)?;
+    let call = scene.held_by_decode(&asked)?;
+    scene.stand.kill_engine(Who::Prefill)?;
+    scene.stand.engine(Who::Decode)?.thaw()?;
+    let ended = call.finish();
+    scene.judge("an answer from elsewhere, or an error", &asked, &ended);
+    scene.until_claimed(0)?;
+    scene.quiet(&[soon(Who::Decode, Instant::now(), SOON)])
+}
+
+/// It dies while the router has the ticket, and another engine boots in its place, with its id and with other KV. A decode
+/// engine that never met the first one, as the one that is there, would take the second for it.
+pub(super) fn reborn(scene: &mut Scene<'_>) -> Result<()> {
+    scene.revive(Who::Prefill)?;
+    scene.revive(Who::Decode)?;
+    let asked = scene.usual(false)?;
+    let call = scene.held_by_router(&asked)?.patient(BOOT_BOUND);
+    scene.stand.reboot(Who::Prefill)?;
+    scene.until_attached()?;
+    scene.until_claimed(0)?;
+    scene.overwrite_prefill()?;
+    scene.stand.router()?.thaw()?;
+    let ended = call.finish();
+    scene.judge("an answer, or an error", &asked, &ended);
+    scene.join(Who::Prefill)?;
+    scene.join(Who::Decode)?;
+    let again = scene.usual(true)?;
+    let ended = scene.begin(&again)?.finish();
+    scene.judge("the next answer, or an error", &again, &ended);
+    scene.quiet_since(Instant::now())
+}

@@ -1,0 +1,200 @@
+//! Faults happen: each begins, lasts and ends.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::schedule::{Fault, Kind, Lane};
+use super::stand::{Sabotage, Stand, Worker};
+use crate::emulated::vllm::script::Leg;
+use crate::emulated::vllm::{EngineId, Fate, Seen};
+use crate::kv_scene::proxy::Way;
+
+/// A worker has so long to come back before the next fault of its lane.
+const BREATH: Duration = Duration::from_millis(250);
+
+/// A slow engine works for so long, and then stands still for so long.
+const SLOW: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(25));
+
+/// Batches of KV events that are lost at a time.
+const LOST_BATCHES: usize = 3;
+
+/// So long a swap waits for a handoff.
+const FILLS: Duration = Duration::from_secs(3);
+
+/// Between two looks.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// Lets a lane's faults befall the fleet until all have been or nobody asks any more.
+///
+/// `begun` is how many requests of the phase have begun. How many faults were there is returned.
+pub async fn run(
+    stand: &Stand,
+    lane: Lane,
+    faults: &[Fault],
+    mut begun: watch::Receiver<usize>,
+    over: &CancellationToken,
+) -> usize {
+    let mut happened = 0;
+    for fault in faults {
+        let due = begun.wait_for(|begun| *begun > fault.after);
+        if over.run_until_cancelled(due).await.is_none() {
+            break;
+        }
+        tracing::info!(?lane, %fault, "a fault begins");
+        match lane {
+            Lane::Prefill => befall(stand, &stand.prefill[fault.target], fault, over).await,
+            Lane::Decode => befall(stand, &stand.decode[fault.target], fault, over).await,
+            Lane::Router => stop_router(stand, fault).await,
+        }
+        tracing::info!(?lane, %fault, "a fault has ended");
+        happened += 1;
+        let _ = over.run_until_cancelled(sleep(BREATH)).await;
+    }
+    happened
+}
+
+async fn stop_router(stand: &Stand, fault: &Fault) {
+    let router = &stand.routers[fault.target];
+    match fault.kind {
+        Kind::StopRouter => router.stop().await,
+        _ => router.kill().await,
+    }
+    sleep(fault.lasts).await;
+    router.start().await;
+}
+
+/// Nobody waits for the end of a fault that nobody can see.
+async fn last(fault: &Fault, over: &CancellationToken) {
+    let _ = over.run_until_cancelled(sleep(fault.lasts)).await;
+}
+
+async fn befall(stand: &Stand, worker: &Worker, fault: &Fault, over: &CancellationToken) {
+    match fault.kind {
+        Kind::KillEngine { same_id } => {
+            worker.kill_engine().await;
+            last(fault, over).await;
+            worker.boot(life(same_id)).await;
+        }
+        Kind::PauseEngine => {
+            stop(worker, true);
+            last(fault, over).await;
+            stop(worker, false);
+        }
+        Kind::SlowEngine => slow(worker, fault.lasts, over).await,
+        Kind::StallLink => {
+            worker.engine().stall_link(true);
+            last(fault, over).await;
+            worker.engine().stall_link(false);
+        }
+        Kind::MuteSidecar | Kind::MuteEngine => {
+            let sidecar = fault.kind == Kind::MuteSidecar;
+            let proxy = if sidecar {
+                worker.front()
+            } else {
+                worker.back()
+            };
+            proxy.set(Way::Stalled);
+            last(fault, over).await;
+            proxy.set(Way::Through);
+            // Some networks come back with all that was under way, others without.
+            if fault.after.is_multiple_of(2) {
+                proxy.cut();
+            }
+        }
+        Kind::CutSidecar => worker.front().cut(),
+        Kind::CutEngine => worker.back().cut(),
+        Kind::KillSidecar => {
+            worker.kill_sidecar().await;
+            last(fault, over).await;
+            worker.start_sidecar().await;
+        }
+        Kind::DrainWorker => {
+            worker.drain().await;
+            last(fault, over).await;
+            worker.start_sidecar().await;
+        }
+        Kind::LoseEvents => {
+            let silently = stand.sabotage == Some(Sabotage::Gap);
+            worker.lose_events(LOST_BATCHES, silently).await;
+        }
+        Kind::Swap => swap(stand, worker, fault, over).await,
+        Kind::KillRouter | Kind::StopRouter => unreachable!("routers have a lane of their own"),
+    }
+}
+
+fn life(same_id: bool) -> EngineId {
+    if same_id {
+        EngineId::Same
+    } else {
+        EngineId::New
+    }
+}
+
+/// As SIGSTOP and SIGCONT do: neither its scheduler nor its server nor its memory answers, and nothing of what it was sent is
+/// lost.
+fn stop(worker: &Worker, stopped: bool) {
+    worker.engine().freeze(stopped);
+    worker.engine().stall_link(stopped);
+    worker
+        .back()
+        .set(if stopped { Way::Stalled } else { Way::Through });
+}
+
+async fn slow(worker: &Worker, lasts: Duration, over: &CancellationToken) {
+    let toggling = async {
+        loop {
+            worker.engine().freeze(true);
+            sleep(SLOW.1).await;
+            worker.engine().freeze(false);
+            sleep(SLOW.0).await;
+        }
+    };
+    let bounded = tokio::time::timeout(lasts, toggling);
+    let _ = over.run_until_cancelled(bounded).await;
+    worker.engine().freeze(false);
+}
+
+/// The decode engine has met nobody yet when it goes on, so that whatever is at the prefill engine's place by then is
+/// taken for what was handed over: only settling tells.
+async fn swap(stand: &Stand, decode: &Worker, fault: &Fault, over: &CancellationToken) {
+    decode.boot(EngineId::New).await;
+    decode.engine().freeze(true);
+    let before = decode.engine().seen().len();
+    let waiting = async {
+        while holder(stand, decode, before).is_none() {
+            sleep(GLANCE).await;
+        }
+    };
+    let waiting = tokio::time::timeout(FILLS, waiting);
+    let _ = over.run_until_cancelled(waiting).await;
+    last(fault, over).await;
+    if let Some(prefill) = holder(stand, decode, before) {
+        tracing::info!(
+            prefill = prefill.name,
+            decode = decode.name,
+            "handoffs are swapped"
+        );
+        prefill.boot(EngineId::Same).await;
+    }
+    decode.engine().freeze(false);
+}
+
+/// Who holds most of what this engine was asked to decode since, and is alive.
+fn holder<'a>(stand: &'a Stand, decode: &Worker, since: usize) -> Option<&'a Worker> {
+    let seen = decode.engine().seen().into_iter().skip(since);
+    let waiting: Vec<Seen> = seen
+        .filter(|seen| seen.leg == Leg::Decode && seen.fate() == Fate::Running)
+        .collect();
+    let held_by = |worker: &Worker| {
+        let id = worker.engine().running_engine_id();
+        let id = id.map(|id| format!("\"{id}\""));
+        let holds = |seen: &&Seen| id.as_ref().is_some_and(|id| seen.body.contains(id));
+        waiting.iter().filter(holds).count()
+    };
+    let counted = stand.prefill.iter().map(|worker| (held_by(worker), worker));
+    let (held, most) = counted.max_by_key(|(held, _)| *held)?;
+    (held > 0).then_some(most)
+}

@@ -1,0 +1,235 @@
+//! A man in the middle who understands HTTP: he repeats what should be said once, or answers what he should have asked.
+//!
+//! It takes requests apart as far as it must: a head, and a body of known length. On one connection one request follows
+//! the other, as Baton's processes send them.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// Of what may be repeated, every one of so many is.
+const EVERY: u64 = 10;
+
+/// Longest time that a repetition is listened to.
+const LISTENS: Duration = Duration::from_secs(15);
+
+/// What is done to those who pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lie {
+    /// A router's decode call comes twice at the sidecar.
+    RepeatsDecodeCalls,
+    /// A sidecar's decode leg comes twice at the engine: nobody is left who would refuse it.
+    RepeatsDecodeLegs,
+    /// Every handoff is said to be settled, and the sidecar is not asked.
+    SettlesUnasked,
+}
+
+/// The man in the middle.
+#[derive(Debug)]
+pub struct Liar {
+    address: SocketAddr,
+    told: Arc<AtomicU64>,
+    accepting: JoinHandle<()>,
+}
+
+impl Drop for Liar {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl Liar {
+    /// One in front of this address.
+    pub async fn before(upstream: SocketAddr, lie: Lie) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let told = Arc::<AtomicU64>::default();
+        let teller = Teller {
+            upstream,
+            lie,
+            chances: Arc::default(),
+            told: Arc::clone(&told),
+        };
+        let accepting = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(teller.clone().serve(client));
+            }
+        });
+        Self {
+            address,
+            told,
+            accepting,
+        }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Lies told so far.
+    pub fn told(&self) -> u64 {
+        self.told.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Clone)]
+struct Teller {
+    upstream: SocketAddr,
+    lie: Lie,
+    chances: Arc<AtomicU64>,
+    told: Arc<AtomicU64>,
+}
+
+/// What is repeated once the answer to it has begun.
+type Repetition = Arc<Mutex<Option<Vec<u8>>>>;
+
+impl Teller {
+    async fn serve(self, client: TcpStream) {
+        let Ok(server) = TcpStream::connect(self.upstream).await else {
+            return;
+        };
+        let _ = (client.set_nodelay(true), server.set_nodelay(true));
+        let (from_client, to_client) = client.into_split();
+        let (from_server, to_server) = server.into_split();
+        let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
+        let repetition = Repetition::default();
+        // One direction's end is the connection's.
+        tokio::select! {
+            _ = self.requests(from_client, to_server, &to_client, &repetition) => {}
+            _ = self.answers(from_server, &to_client, &repetition) => {}
+        }
+    }
+
+    async fn requests(
+        &self,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        back: &tokio::sync::Mutex<OwnedWriteHalf>,
+        repetition: &Repetition,
+    ) -> Option<()> {
+        let mut ahead = Vec::new();
+        loop {
+            let request = next(&mut from, &mut ahead).await?;
+            if self.lie == Lie::SettlesUnasked && is_settle(&request) {
+                self.told.fetch_add(1, Ordering::Relaxed);
+                back.lock().await.write_all(SETTLED).await.ok()?;
+                continue;
+            }
+            if self.is_to_be_repeated(&request) {
+                *repetition.lock().unwrap() = Some(request.clone());
+            }
+            to.write_all(&request).await.ok()?;
+        }
+    }
+
+    async fn answers(
+        &self,
+        mut from: OwnedReadHalf,
+        to: &tokio::sync::Mutex<OwnedWriteHalf>,
+        repetition: &Repetition,
+    ) -> Option<()> {
+        let mut buffer = vec![0; 16 << 10];
+        loop {
+            let read = from.read(&mut buffer).await.ok().filter(|read| *read > 0)?;
+            let repeated = repetition.lock().unwrap().take();
+            if let Some(request) = repeated {
+                self.told.fetch_add(1, Ordering::Relaxed);
+                tokio::spawn(repeat(self.upstream, request));
+            }
+            to.lock().await.write_all(&buffer[..read]).await.ok()?;
+        }
+    }
+
+    fn is_to_be_repeated(&self, request: &[u8]) -> bool {
+        let fits = match self.lie {
+            Lie::RepeatsDecodeCalls => request.starts_with(b"POST /baton/v1/decode "),
+            Lie::RepeatsDecodeLegs => brings_kv(request),
+            Lie::SettlesUnasked => false,
+        };
+        fits && self.chances.fetch_add(1, Ordering::Relaxed) % EVERY == EVERY - 1
+    }
+}
+
+const SETTLED: &[u8] =
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+
+fn is_settle(request: &[u8]) -> bool {
+    let line = request.split(|byte| *byte == b'\r').next();
+    let line = line.unwrap_or_default();
+    line.starts_with(b"POST /baton/v1/tickets/")
+        && memchr::memmem::find(line, b"/settle ").is_some()
+}
+
+fn brings_kv(request: &[u8]) -> bool {
+    request.starts_with(b"POST /v1/")
+        && memchr::memmem::find(request, br#""do_remote_prefill":true"#).is_some()
+}
+
+async fn repeat(upstream: SocketAddr, request: Vec<u8>) {
+    let Ok(mut stream) = TcpStream::connect(upstream).await else {
+        return;
+    };
+    if stream.write_all(&request).await.is_err() {
+        return;
+    }
+    let mut buffer = vec![0; 16 << 10];
+    let listening = async { while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {} };
+    let _ = tokio::time::timeout(LISTENS, listening).await;
+}
+
+/// The next whole request; `None` when there is none, or one whose length is not told.
+async fn next(from: &mut OwnedReadHalf, ahead: &mut Vec<u8>) -> Option<Vec<u8>> {
+    loop {
+        let end = memchr::memmem::find(ahead, b"\r\n\r\n").map(|at| at + 4);
+        let whole = match end {
+            Some(end) => Some(end + length(&ahead[..end])?),
+            None => None,
+        };
+        if let Some(whole) = whole.filter(|whole| ahead.len() >= *whole) {
+            return Some(ahead.drain(..whole).collect());
+        }
+        from.read_buf(ahead).await.ok().filter(|read| *read > 0)?;
+    }
+}
+
+fn length(head: &[u8]) -> Option<usize> {
+    let head = String::from_utf8_lossy(head).to_ascii_lowercase();
+    assert!(
+        !head.contains("transfer-encoding"),
+        "a request of unknown length: {head}"
+    );
+    let mut lines = head.lines();
+    let told = lines.find_map(|line| line.strip_prefix("content-length:"));
+    told.map_or(Some(0), |told| told.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lied_about_is_known() {
+        assert!(is_settle(
+            b"POST /baton/v1/tickets/ab/settle HTTP/1.1\r\n\r\n"
+        ));
+        assert!(!is_settle(
+            b"POST /baton/v1/tickets/ab/release HTTP/1.1\r\n\r\n"
+        ));
+        assert!(brings_kv(
+            b"POST /v1/completions HTTP/1.1\r\n\r\n{\"do_remote_prefill\":true}"
+        ));
+        assert!(!brings_kv(b"POST /v1/completions HTTP/1.1\r\n\r\n{}"));
+        assert_eq!(length(b"GET / HTTP/1.1\r\n\r\n"), Some(0));
+        assert_eq!(
+            length(b"POST / HTTP/1.1\r\nContent-Length: 7\r\n\r\n"),
+            Some(7)
+        );
+    }
+}

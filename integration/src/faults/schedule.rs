@@ -1,0 +1,223 @@
+//! What goes wrong, when and for how long: a pure function of the seed.
+//!
+//! A run is a row of phases. In each, three lanes run beside each other: one fault at a time befalls a prefill worker, one
+//! a decode worker and one a router, so that the others can serve. A fault begins when so many requests of its phase have
+//! begun, which a slow machine does not change, and lasts for a time. Each lane draws its faults from a shuffled deck: in a
+//! phase that is long enough every kind comes.
+
+use std::fmt;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+/// Workers of each role.
+pub const WORKERS: usize = 3;
+
+/// Routers.
+pub const ROUTERS: usize = 2;
+
+/// In the last tenth of a phase only KV events are lost, so that what comes of it is still there when the phase is looked at.
+const LAST_LOSS: usize = 10;
+
+/// Requests between two faults of a lane.
+const SPACING: std::ops::Range<usize> = 20..80;
+
+/// Whom a lane's faults befall.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// Prefill workers.
+    Prefill,
+    /// Decode workers.
+    Decode,
+    /// Routers.
+    Router,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The engine is killed, and comes back under its old `engine_id` or a new one.
+    KillEngine {
+        /// Under the old one.
+        same_id: bool,
+    },
+    /// The engine stands still, as after SIGSTOP, and goes on.
+    PauseEngine,
+    /// The engine stands still most of the time.
+    SlowEngine,
+    /// The engine's network carries no KV to other engines.
+    StallLink,
+    /// Nothing passes between the routers and the sidecar.
+    MuteSidecar,
+    /// All connections between the routers and the sidecar are reset.
+    CutSidecar,
+    /// Nothing passes between the sidecar and the engine.
+    MuteEngine,
+    /// All connections between the sidecar and the engine are reset.
+    CutEngine,
+    /// The sidecar is killed and started again.
+    KillSidecar,
+    /// The worker is drained by SIGTERM and started again.
+    DrainWorker,
+    /// KV events are lost on their way.
+    LoseEvents,
+    /// A decode engine is new and stands still, with handoffs on their way to it, while the prefill engine that holds most
+    /// of them restarts under its old `engine_id`.
+    Swap,
+    /// The router is killed and started again.
+    KillRouter,
+    /// The router is stopped by SIGTERM and started again.
+    StopRouter,
+}
+
+/// One fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// It begins when so many requests of its phase have begun.
+    pub after: usize,
+    /// Which worker of the lane's role, or which router.
+    pub target: usize,
+    /// What it is.
+    pub kind: Kind,
+    /// How long it lasts.
+    pub lasts: Duration,
+}
+
+/// One phase's faults by lane.
+pub type Phase = [(Lane, Vec<Fault>); 3];
+
+impl Lane {
+    const ALL: [Self; 3] = [Self::Prefill, Self::Decode, Self::Router];
+
+    /// All that may befall it.
+    fn deck(self) -> Vec<Kind> {
+        let workers = [
+            Kind::KillEngine { same_id: true },
+            Kind::KillEngine { same_id: false },
+            Kind::PauseEngine,
+            Kind::SlowEngine,
+            Kind::MuteSidecar,
+            Kind::CutSidecar,
+            Kind::MuteEngine,
+            Kind::CutEngine,
+            Kind::KillSidecar,
+            Kind::DrainWorker,
+            Kind::LoseEvents,
+        ];
+        match self {
+            Self::Prefill => [&workers[..], &[Kind::StallLink]].concat(),
+            Self::Decode => workers.to_vec(),
+            Self::Router => vec![Kind::KillRouter, Kind::StopRouter],
+        }
+    }
+
+    fn targets(self) -> usize {
+        match self {
+            Self::Prefill | Self::Decode => WORKERS,
+            Self::Router => ROUTERS,
+        }
+    }
+}
+
+/// The faults of a phase of so many requests.
+pub fn phase(seed: u64, number: usize, requests: usize) -> Phase {
+    Lane::ALL.map(|lane| {
+        let mixed = seed.wrapping_mul(1_000_003) ^ ((number * 8 + lane as usize) as u64);
+        let mut random = StdRng::seed_from_u64(mixed);
+        (lane, faults(lane, requests, &mut random))
+    })
+}
+
+fn faults(lane: Lane, requests: usize, random: &mut StdRng) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let mut deck = Vec::new();
+    let rarer = if lane == Lane::Router { 5 } else { 1 };
+    let mut after = random.random_range(SPACING);
+    let loss = requests - requests / LAST_LOSS;
+    while after < loss {
+        if deck.is_empty() {
+            deck = lane.deck();
+            deck.shuffle(random);
+            if lane == Lane::Decode {
+                // The rarest of what a run must have seen: early, and once more.
+                deck.insert(deck.len() / 2, Kind::Swap);
+                deck.push(Kind::Swap);
+            }
+        }
+        let kind = deck.pop().expect("it was filled");
+        faults.push(Fault {
+            after,
+            target: random.random_range(0..lane.targets()),
+            kind,
+            lasts: Duration::from_millis(milliseconds(kind, random)),
+        });
+        after += rarer * random.random_range(SPACING);
+    }
+    if lane != Lane::Router {
+        faults.extend((0..WORKERS).map(|target| Fault {
+            after: loss,
+            target,
+            kind: Kind::LoseEvents,
+            lasts: Duration::ZERO,
+        }));
+    }
+    faults
+}
+
+/// Most faults are short; one in twelve of those that can be long outlasts what is waited for.
+fn milliseconds(kind: Kind, random: &mut StdRng) -> u64 {
+    let long = random.random_ratio(1, 12);
+    match kind {
+        Kind::CutSidecar | Kind::CutEngine | Kind::LoseEvents => 50,
+        Kind::DrainWorker | Kind::StopRouter | Kind::KillRouter => random.random_range(20..300),
+        Kind::Swap => random.random_range(100..400),
+        Kind::KillEngine { .. } | Kind::KillSidecar | Kind::SlowEngine => {
+            random.random_range(50..1_500)
+        }
+        _ if long => random.random_range(5_500..12_000),
+        _ => random.random_range(30..1_200),
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { after, target, .. } = self;
+        let milliseconds = self.lasts.as_millis();
+        write!(
+            f,
+            "after {after}: {:?} of {target} for {milliseconds} ms",
+            self.kind
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_schedule_is_a_function_of_its_seed() {
+        assert_eq!(phase(3, 1, 900), phase(3, 1, 900));
+        assert_ne!(phase(3, 1, 900), phase(3, 2, 900));
+        assert_ne!(phase(3, 1, 900), phase(4, 1, 900));
+    }
+
+    #[test]
+    fn every_kind_comes_in_a_phase_of_usual_length() {
+        for (lane, faults) in phase(1, 0, 2500) {
+            let came: BTreeSet<String> = faults
+                .iter()
+                .map(|fault| format!("{:?}", fault.kind))
+                .collect();
+            let all: BTreeSet<String> =
+                lane.deck().iter().map(|kind| format!("{kind:?}")).collect();
+            assert!(came.is_superset(&all), "{lane:?}: {came:?}");
+            assert_eq!(came.contains("Swap"), lane == Lane::Decode);
+            assert!(faults.is_sorted_by_key(|fault| fault.after));
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Gives KV back that nobody wants, and has the engine keep what somebody still waits for.
+//!
+//! Decode is asked first whether it may be fetching ([`crate::ledger::Fetcher`]). What cannot be given back ends with the
+//! engine's lease, and is counted as stranded then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_daemon::http::{Client, ClientLimits, error_of, full, small_body};
+use baton_proto::call::{Revoked, path};
+use baton_proto::{Error, ErrorKind, Retry, Source, Stage, TicketId, frame};
+use http::header::AUTHORIZATION;
+use http::{Method, Request};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, timeout};
+
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::ledger::{Due, Fetcher};
+
+/// Longest a decode worker may take to say what became of a ticket.
+const REVOKE_TIME: Duration = Duration::from_millis(1500);
+
+/// Longest an engine may take to be told something.
+const TELL_TIME: Duration = Duration::from_millis(1500);
+
+/// How often leases are looked at.
+const KEEP: Duration = Duration::from_secs(1);
+
+/// Gives back until the sidecar closes.
+pub(crate) async fn run<E: Engine>(core: Arc<Core<E>>) {
+    let client = Client::new(ClientLimits {
+        connect: Duration::from_secs(1),
+        idle: Duration::from_secs(30),
+    });
+    let mut attempts = JoinSet::new();
+    loop {
+        for due in core.ledger.due() {
+            attempts.spawn(attempt(Arc::clone(&core), client.clone(), due));
+        }
+        tokio::select! {
+            () = core.closing.cancelled() => break,
+            () = core.ledger.left() => {}
+            () = next(core.ledger.next_due()) => {}
+            Some(_) = attempts.join_next() => {}
+        }
+    }
+}
+
+async fn next(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn attempt<E: Engine>(core: Arc<Core<E>>, client: Client, due: Due) {
+    let id = &due.id;
+    if let Fetcher::At(decode) = &due.fetcher {
+        return match revoke(&core, &client, decode, id).await {
+            Ok(revoked) => core.ledger.revoked(id, revoked),
+            Err(error) => {
+                tracing::info!(ticket = %id, decode, %error, "the decode worker does not say whether it fetches");
+                core.ledger.put_off(id);
+            }
+        };
+    }
+    let told = timeout(TELL_TIME, core.engine.give_back(&due.metadata)).await;
+    match told.unwrap_or_else(|_| Err(slow("told that it may have KV back"))) {
+        Ok(()) => core.ledger.given_back(id),
+        Err(error) => {
+            core.metrics.give_back_failures.inc();
+            tracing::info!(ticket = %id, %error, "KV could not be given back");
+            core.ledger.put_off(id);
+        }
+    }
+}
+
+/// Has a decode worker's sidecar see to it that a ticket is not used any more.
+async fn revoke<E: Engine>(
+    core: &Core<E>,
+    client: &Client,
+    decode: &str,
+    id: &TicketId,
+) -> Result<Revoked, Error> {
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(format!("{decode}{}{id}/revoke", path::TICKETS))
+        .header(AUTHORIZATION, core.token.bearer())
+        .body(full(Vec::new()));
+    let request = request.map_err(|bad| strange(&bad.to_string()))?;
+    let response = match client.send(request, REVOKE_TIME).await {
+        Ok(response) => response,
+        // Nobody listens there any more: with that process its connection to the engine ended, and so did the leg.
+        Err(error) if error.refused => return Ok(Revoked::Cut),
+        Err(error) => return Err(error.into_error(Source::Sidecar, Stage::Handoff)),
+    };
+    let (head, body) = response.into_parts();
+    let body = small_body(body).await;
+    if let Some(error) = error_of(&http::Response::from_parts(head, ()), &body) {
+        return Err(error);
+    }
+    frame::from_bytes(&body).map_err(|bad| strange(&bad.to_string()))
+}
+
+/// Has the engine keep what is claimed, for as long as its request may want it.
+pub(crate) async fn keep<E: Engine>(core: Arc<Core<E>>) {
+    let mut ticks = tokio::time::interval(KEEP);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = core.closing.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        let (ids, metadata): (Vec<_>, Vec<_>) = core.ledger.expiring().into_iter().unzip();
+        if ids.is_empty() {
+            continue;
+        }
+        let asked = Instant::now();
+        let told = timeout(TELL_TIME, core.engine.keep(&metadata)).await;
+        match told.unwrap_or_else(|_| Err(slow("asked to keep KV"))) {
+            Ok(longer) => core.ledger.extended(&ids, asked + longer),
+            Err(error) => {
+                tracing::info!(tickets = ids.len(), %error, "leases could not be extended");
+            }
+        }
+    }
+}
+
+fn slow(what: &str) -> Error {
+    let message = format!("the engine could not be {what} in time");
+    Error::new(ErrorKind::Timeout, Source::Engine, Stage::Handoff, message)
+}
+
+fn strange(why: &str) -> Error {
+    Error::new(ErrorKind::Protocol, Source::Sidecar, Stage::Handoff, why).retry(Retry::No)
+}

@@ -1,0 +1,203 @@
+//! KV that is held for nobody: what has to be true before the engine may have it back, and what was done about it.
+//!
+//! An engine that is told so gives the blocks to others at once. So nobody may be fetching them then: the decode worker is
+//! asked first, and where it cut a leg off instead of seeing it end, its engine is given a moment to notice. What cannot
+//! be made sure of waits for the engine's lease.
+
+use std::time::Duration;
+
+use baton_proto::call::Revoked;
+use baton_proto::ticket::TransferMetadata;
+use baton_proto::{Incarnation, TicketId};
+use tokio::time::Instant;
+
+use super::{Claimed, Entry, Ledger, over};
+use crate::metrics::TicketEnd;
+
+/// How long an engine may take to notice that a leg was cut off, before KV that it may be fetching is given back. vLLM
+/// notices within a step, and a transfer that has begun takes milliseconds; neither is ever confirmed.
+const NOTICED: Duration = Duration::from_secs(1);
+
+/// Until when an attempt counts as under way; no attempt takes as long.
+const ATTEMPT: Duration = Duration::from_secs(3);
+
+/// Pause after an attempt that failed.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Remaining lease below which it is extended, as a share of the whole.
+const EXTENDED_BELOW: f64 = 0.5;
+
+/// Who may be fetching KV.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fetcher {
+    /// No engine.
+    Nobody,
+    /// The decode worker whose sidecar is there.
+    At(String),
+    /// A decode worker that cannot be asked.
+    Somebody,
+}
+
+/// KV that is held for nobody.
+pub(super) struct Leaving {
+    metadata: TransferMetadata,
+    pub(super) incarnation: Incarnation,
+    pub(super) lapses: Instant,
+    fetcher: Fetcher,
+    not_before: Instant,
+}
+
+/// KV about which something can be done now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Due {
+    /// Under which name it is in the ledger.
+    pub id: TicketId,
+    /// What the engine calls it.
+    pub metadata: TransferMetadata,
+    /// Who has to be asked before.
+    pub fetcher: Fetcher,
+}
+
+impl Leaving {
+    pub(super) fn new(
+        metadata: TransferMetadata,
+        incarnation: Incarnation,
+        lapses: Instant,
+        fetcher: Fetcher,
+    ) -> Self {
+        Self {
+            metadata,
+            incarnation,
+            lapses,
+            fetcher,
+            not_before: Instant::now(),
+        }
+    }
+}
+
+impl Claimed {
+    /// It is given up. Unless it is known who may be fetching it, that is its decode worker.
+    pub(super) fn leave(&self, fetcher: Option<Fetcher>) -> Leaving {
+        let decode = || {
+            self.decode_at
+                .clone()
+                .map_or(Fetcher::Somebody, Fetcher::At)
+        };
+        Leaving::new(
+            self.draft.metadata.clone(),
+            self.draft.incarnation.clone(),
+            self.lapses,
+            fetcher.unwrap_or_else(decode),
+        )
+    }
+}
+
+impl Ledger {
+    /// Waits until something was given up since the last time.
+    pub async fn left(&self) {
+        self.left.notified().await;
+    }
+
+    /// What can be done something about now; the caller has [`ATTEMPT`] for it.
+    pub fn due(&self) -> Vec<Due> {
+        let now = Instant::now();
+        let mut entries = self.lock();
+        let due = entries.iter_mut().filter_map(|(id, entry)| match entry {
+            Entry::Leaving(leaving) if leaving.is_due(now) => {
+                leaving.not_before = now + ATTEMPT;
+                Some(Due {
+                    id: id.clone(),
+                    metadata: leaving.metadata.clone(),
+                    fetcher: leaving.fetcher.clone(),
+                })
+            }
+            _ => None,
+        });
+        due.collect()
+    }
+
+    /// When there is something to do next.
+    pub fn next_due(&self) -> Option<Instant> {
+        let entries = self.lock();
+        let leaving = entries.values().filter_map(|entry| match entry {
+            Entry::Leaving(leaving) if leaving.fetcher != Fetcher::Somebody => {
+                Some(leaving.not_before)
+            }
+            _ => None,
+        });
+        leaving.min()
+    }
+
+    /// The decode worker said what became of a ticket: it will not fetch any more.
+    pub fn revoked(&self, id: &TicketId, revoked: Revoked) {
+        self.change(id, |leaving| {
+            let noticed = match revoked {
+                Revoked::Unseen | Revoked::Answered => Duration::ZERO,
+                Revoked::Cut | Revoked::Unknown => NOTICED,
+            };
+            leaving.fetcher = Fetcher::Nobody;
+            leaving.not_before = Instant::now() + noticed;
+        });
+    }
+
+    /// An attempt failed: another one is made soon.
+    pub fn put_off(&self, id: &TicketId) {
+        self.change(id, |leaving| leaving.not_before = Instant::now() + AGAIN);
+    }
+
+    /// The engine was told that it may have this back.
+    pub fn given_back(&self, id: &TicketId) {
+        let mut entries = self.lock();
+        if matches!(entries.get(id), Some(Entry::Leaving(_))) {
+            self.metrics.ended(TicketEnd::Released);
+            self.put(&mut entries, id, over());
+        }
+    }
+
+    /// What is wanted for longer than its lease may last.
+    pub fn expiring(&self) -> Vec<(TicketId, TransferMetadata)> {
+        let now = Instant::now();
+        let entries = self.lock();
+        let expiring = entries.iter().filter_map(|(id, entry)| match entry {
+            Entry::Claimed(claimed) if claimed.expires_early(now) => {
+                Some((id.clone(), claimed.draft.metadata.clone()))
+            }
+            _ => None,
+        });
+        expiring.collect()
+    }
+
+    /// The engine holds these until then, or longer.
+    pub fn extended(&self, ids: &[TicketId], until: Instant) {
+        let mut entries = self.lock();
+        for id in ids {
+            if let Some(Entry::Claimed(claimed)) = entries.get_mut(id) {
+                claimed.lapses = claimed.lapses.max(until);
+                self.metrics.extended.inc();
+            }
+        }
+    }
+
+    fn change(&self, id: &TicketId, change: impl FnOnce(&mut Leaving)) {
+        if let Some(Entry::Leaving(leaving)) = self.lock().get_mut(id) {
+            change(leaving);
+        }
+        self.left.notify_one();
+    }
+}
+
+impl Leaving {
+    fn is_due(&self, now: Instant) -> bool {
+        self.fetcher != Fetcher::Somebody && self.not_before <= now
+    }
+}
+
+impl Claimed {
+    fn expires_early(&self, now: Instant) -> bool {
+        let lease = Duration::from_millis(self.draft.lease_ms);
+        let remaining = self.lapses.saturating_duration_since(now);
+        !remaining.is_zero()
+            && remaining < lease.mul_f64(EXTENDED_BELOW)
+            && self.lapses < self.wanted
+    }
+}
