@@ -94,12 +94,11 @@ fn exists(test: &str) -> Result<(), String> {
         .iter()
         .position(|line| heads.iter().any(|head| line.starts_with(head.as_str())))
         .ok_or_else(|| format!("there is no {name} in {file}"))?;
-    let attributes = lines[..head].iter().rev();
-    let mut attributes =
-        attributes.take_while(|line| line.starts_with("#[") || line.starts_with("//"));
-    let is_test = |line: &&str| line.starts_with("#[tokio::test") || **line == *"#[test]";
-    let attributes: Vec<&&str> = attributes.by_ref().collect();
-    if !attributes.iter().any(|line| is_test(*line)) {
+    let above = lines[..head].iter().rev();
+    let belongs = |line: &&&str| line.starts_with("#[") || line.starts_with("//");
+    let attributes: Vec<&str> = above.take_while(belongs).copied().collect();
+    let is_test = |line: &&str| line.starts_with("#[tokio::test") || *line == "#[test]";
+    if !attributes.iter().any(is_test) {
         return Err(format!("{name} in {file} is no test"));
     }
     if attributes.iter().any(|line| line.starts_with("#[ignore")) {

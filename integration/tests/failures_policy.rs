@@ -122,19 +122,11 @@ async fn an_answer_that_decode_computed_after_a_failed_load_is_settled_as_any_ot
     fleet.finish().await;
 }
 
-/// A router's legs that wait to be admitted go with it, and its tickets end.
+/// A router's legs that wait to be admitted go with it, and its tickets end long before their lease does.
 #[tokio::test(flavor = "multi_thread")]
 async fn legs_of_a_router_that_dies_never_reach_an_engine() {
-    let short = |role| Config {
-        lease: Duration::from_secs(2),
-        ..Config::new(Some(role))
-    };
     for (name, leg) in [("p0", Leg::Prefill), ("d0", Leg::Decode)] {
-        let setup = Setup::new()
-            .worker("p0", short("kv_producer"))
-            .worker("d0", short("kv_consumer"));
-        let mut fleet = setup
-            .router(&["--force", "split"])
+        let mut fleet = Setup::split()
             .sidecars(&["--max-concurrency", "1"])
             .start()
             .await;
@@ -175,15 +167,8 @@ async fn legs_of_a_router_that_dies_never_reach_an_engine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_that_dies_while_it_settles_leaves_nothing() {
-    let short = |role| Config {
-        lease: Duration::from_secs(2),
-        ..Config::new(Some(role))
-    };
     for stream in [false, true] {
-        let setup = Setup::new()
-            .worker("p0", short("kv_producer"))
-            .worker("d0", short("kv_consumer"));
-        let mut fleet = setup.router(&["--force", "split"]).start().await;
+        let mut fleet = Setup::split().start().await;
         let ask = completion(stream);
         // Engines that have met need no side channel any more; settle does.
         fleet.post(ask.path, &ask.body).await.served();

@@ -17,7 +17,7 @@ use baton_integration::emulated::model::{self, ROW_BYTES};
 use baton_integration::emulated::vllm::side_channel::{self, HandshakeFacts};
 use baton_integration::ports;
 use baton_integration::wait::{PATIENCE, until, until_some};
-use baton_transfer::{Agent, AgentConfig, Fabric, Library, Peer, Pool, Span};
+use baton_transfer::{Agent, AgentConfig, Fabric, Library, Peer, Pool, Span, TransferError};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
@@ -51,21 +51,33 @@ on_both_fabrics!(
     two_processes_hand_over,
     what_is_held_can_be_read_and_given_back_from_outside,
     what_is_held_can_be_kept_from_outside,
+    an_engine_that_came_back_is_another_agent,
 );
 
 /// An engine in a process of its own.
 struct Engine {
     http: SocketAddr,
     side_channel: SocketAddr,
-    _process: Child,
+    process: Child,
 }
 
 impl Engine {
     async fn start(nixl: Option<&Path>, role: &str, lease: u32) -> Self {
-        let (http, side_channel) = (ports::free(), ports::free());
+        Self::start_at(ports::free(), ports::free(), nixl, role, lease).await
+    }
+
+    /// With an `engine_id` that its ports decide.
+    async fn start_at(
+        http: SocketAddr,
+        side_channel: SocketAddr,
+        nixl: Option<&Path>,
+        role: &str,
+        lease: u32,
+    ) -> Self {
         let config = json!({
             "kv_connector": "NixlConnector",
             "kv_role": role,
+            "engine_id": format!("engine-{}", http.port()),
             "kv_connector_extra_config": {"kv_lease_duration": lease},
         });
         let mut command = Command::new(env!("CARGO_BIN_EXE_baton-emulated-vllm"));
@@ -91,7 +103,7 @@ impl Engine {
         let engine = Self {
             http,
             side_channel,
-            _process: command.spawn().unwrap(),
+            process: command.spawn().unwrap(),
         };
         until("the engine to listen", || async {
             tokio::net::TcpStream::connect(http).await.is_ok()
@@ -149,6 +161,10 @@ impl Outside {
         };
         let name = format!("outside-{}", engine.http.port());
         let agent = Agent::start(&fabric, AgentConfig::new(name)).await.unwrap();
+        Self::meet_as(agent, engine).await
+    }
+
+    async fn meet_as(agent: Agent, engine: &Engine) -> Self {
         let port = engine.side_channel.port();
         let asked = side_channel::handshake("127.0.0.1", port, PATIENCE);
         let engine = asked.await.unwrap();
@@ -247,4 +263,30 @@ async fn what_is_held_can_be_kept_from_outside(nixl: Option<PathBuf>) {
         tokio::time::sleep(lease / 60).await;
     }
     prefill.until_nothing_is_held().await;
+}
+
+async fn an_engine_that_came_back_is_another_agent(nixl: Option<PathBuf>) {
+    let mut prefill = Engine::start(nixl.as_deref(), "kv_producer", 30).await;
+    let before = Outside::meet(nixl.as_deref(), &prefill).await;
+    let params = prefill.prefill().await;
+    prefill.process.kill().await.unwrap();
+    let release = format!("{}:1", request_id(&params));
+    let told = before.agent.notify(&before.peer, release.as_bytes()).await;
+    let gone = TransferError::Disconnected(before.peer.name().to_owned());
+    assert_eq!(told.unwrap_err(), gone);
+
+    let Engine {
+        http, side_channel, ..
+    } = prefill;
+    let again = Engine::start_at(http, side_channel, nixl.as_deref(), "kv_producer", 30).await;
+    let after = Outside::meet_as(before.agent.clone(), &again).await;
+    assert_eq!(after.engine.engine_id, before.engine.engine_id);
+    assert_ne!(after.peer, before.peer);
+    let params = again.prefill().await;
+    let release = format!("{}:1", request_id(&params));
+    let told = before.agent.notify(&before.peer, release.as_bytes()).await;
+    assert_eq!(told.unwrap_err(), gone);
+    assert!(again.metric("vllm:kv_cache_usage_perc").await > Some(0.0));
+    after.tell(&release).await;
+    again.until_nothing_is_held().await;
 }

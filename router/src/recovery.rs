@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_proto::{Error, ErrorKind, Retry, Source, WorkerId};
 
 use crate::planner::{self, Lessons, Plan};
-use crate::state::Router;
+use crate::serve::Attempt;
 
 /// Most attempts that no engine has seen.
 const MOST_UNSEEN: u32 = 8;
@@ -46,7 +46,7 @@ impl Recovery {
     /// How long to wait before the next attempt, or the error if there is to be none.
     pub fn after(
         &mut self,
-        router: &Router,
+        request: &Attempt<'_>,
         plan: &Plan,
         error: Error,
         worker: WorkerId,
@@ -63,9 +63,7 @@ impl Recovery {
         if error.source_of_blame == Source::Client || spent {
             return Err(error);
         }
-        let paid = router.retries.spend();
-        router.metrics.retry(paid);
-        if !paid {
+        if !request.may_retry() {
             tracing::warn!(%error, "not tried again: too many requests are");
             return Err(error);
         }

@@ -6,6 +6,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use baton_daemon::trace::TraceContext;
@@ -43,9 +44,26 @@ pub struct Attempt<'a> {
     pub deadline: Instant,
     /// What others want of its plan.
     pub wish: &'a Wish,
+    /// Its next retry is paid.
+    pub paid: AtomicBool,
 }
 
 impl Attempt<'_> {
+    /// Pays for a retry in advance: whoever leaves a worker must not find that it may go nowhere.
+    pub fn pay(&self) -> bool {
+        let paid = self.paid.load(Ordering::Relaxed) || self.router.retries.spend();
+        self.paid.store(paid, Ordering::Relaxed);
+        paid
+    }
+
+    /// Whether it may be tried again.
+    pub fn may_retry(&self) -> bool {
+        let granted = self.pay();
+        self.paid.store(false, Ordering::Relaxed);
+        self.router.metrics.retry(granted);
+        granted
+    }
+
     /// Time left until the deadline.
     pub fn time_left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
@@ -280,7 +298,7 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
                     // Whoever chose is to choose again.
                     return Err(error);
                 }
-                let pause = recovery.after(attempt.router, &planned.plan, error, worker)?;
+                let pause = recovery.after(attempt, &planned.plan, error, worker)?;
                 tokio::time::sleep(pause.min(attempt.time_left())).await;
             }
         }

@@ -33,7 +33,7 @@ pub async fn unless_stalled<T>(
             Ok(()) = stalls.changed() => doubted = true,
             () = tokio::time::sleep(GLANCE), if doubted => doubted = worker.is_doubtful(),
         }
-        if doubted && others_could(attempt, planned, worker) {
+        if doubted && others_could(attempt, planned, worker) && attempt.pay() {
             return Err(stalled(worker, stage));
         }
     }

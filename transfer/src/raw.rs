@@ -47,12 +47,14 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-const PAGE: usize = 4096;
+/// No more than the allocator aligns to anyhow: for more it would write all the zeros, and no page is touched before its
+/// time this way.
+const ALIGNMENT: usize = 16;
 
 impl Memory {
-    /// Zeros, from the start of a page on; `None` for no bytes or more than there are.
+    /// Zeros; `None` for no bytes or more than there are.
     pub(crate) fn zeroed(bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes, PAGE).ok()?;
+        let layout = Layout::from_size_align(bytes, ALIGNMENT).ok()?;
         if bytes == 0 {
             return None;
         }

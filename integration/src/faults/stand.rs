@@ -7,8 +7,10 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Mutex;
+use tokio::time::{sleep, timeout};
 
 use super::liar::{Liar, Lie};
 use super::schedule::{ROUTERS, WORKERS};
@@ -18,13 +20,19 @@ use crate::emulated::vllm::publisher::EventFault;
 use crate::emulated::vllm::{Config, EmulatedVllm, EngineId, EventsConfig};
 use crate::fleet::{Daemon, TOKEN, is_free, listens};
 use crate::kv_scene::proxy::{Proxy, Way};
-use crate::ports;
+use crate::{client, ports};
 
 /// What a request may take until its first token, in seconds; the routers are told so.
 pub const DEADLINE_S: u64 = 10;
 
 /// What a stream may be silent for, in seconds; the routers are told so.
 pub const STALL_S: u64 = 5;
+
+/// So long a router that has started is not used for want of workers.
+const JOINS: Duration = Duration::from_secs(2);
+
+/// Between two looks.
+const GLANCE: Duration = Duration::from_millis(20);
 
 /// Blocks of an engine.
 const BLOCKS: u32 = 1024;
@@ -95,9 +103,7 @@ impl Stand {
         crate::panics::watch();
         let mut routers = Vec::new();
         for _ in 0..ROUTERS {
-            let seat = RouterSeat::new();
-            seat.start().await;
-            routers.push(seat);
+            routers.push(RouterSeat::new());
         }
         let addresses: Vec<SocketAddr> = routers.iter().map(RouterSeat::address).collect();
         let (mut prefill, mut decode) = (Vec::new(), Vec::new());
@@ -105,6 +111,9 @@ impl Stand {
             let (p, d) = (format!("p{number}"), format!("d{number}"));
             prefill.push(Worker::start(p, "kv_producer", &addresses, sabotage).await);
             decode.push(Worker::start(d, "kv_consumer", &addresses, sabotage).await);
+        }
+        for router in &routers {
+            router.start().await;
         }
         Self {
             routers,
@@ -163,7 +172,7 @@ impl RouterSeat {
 
     /// Whether somebody who came at this count of kills may have been cut off, or have met nobody.
     pub fn has_cut_off(&self, kills: u64) -> bool {
-        !self.up.load(Ordering::Acquire) || self.kills() != kills
+        !self.is_up() || self.kills() != kills
     }
 
     /// Starts it if it does not run.
@@ -181,7 +190,25 @@ impl RouterSeat {
         let words = command_line.split_whitespace().map(str::to_owned);
         *daemon = Some(Daemon::router("router", words));
         listens(self.address).await;
+        let _ = timeout(JOINS, self.is_ready()).await;
         self.up.store(true, Ordering::Release);
+    }
+
+    /// Whether clients are sent to it, as whoever looks at its readiness would.
+    pub fn is_up(&self) -> bool {
+        self.up.load(Ordering::Acquire)
+    }
+
+    /// Waits until most workers have joined it.
+    async fn is_ready(&self) {
+        let most = (2 * WORKERS - 2) as u64;
+        loop {
+            let answer = client::call(self.address, "GET", "/readyz", &[], "").await;
+            if answer.json()["workers_ready"].as_u64() >= Some(most) {
+                return;
+            }
+            sleep(GLANCE).await;
+        }
     }
 
     /// Ends it as SIGKILL does.

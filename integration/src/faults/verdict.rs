@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     fn ask(stream: bool) -> Ask {
-        let number = (0..).find(|number| {
+        let number = (0..100).find(|number| {
             let ask = Ask::new(5, *number);
             ask.stream == stream && ask.path == "/v1/completions"
         });

@@ -58,7 +58,9 @@ async fn connect<'a>(
     while Instant::now() < deadline {
         let router = &routers[turn % routers.len()];
         let kills = router.kills();
-        if let Some(stream) = reach(router.address(), deadline).await {
+        if router.is_up()
+            && let Some(stream) = reach(router.address(), deadline).await
+        {
             return Some((router, kills, stream));
         }
         turn += 1;

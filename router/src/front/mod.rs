@@ -3,6 +3,7 @@
 mod relay;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use baton_daemon::http::{self as daemon_http, Body, Handler, method_not_allowed, read_limited};
 use baton_daemon::metrics::{Counted, Registry};
@@ -194,6 +195,7 @@ impl Front {
             trace: asked.trace,
             deadline,
             wish: asked.wish,
+            paid: AtomicBool::new(false),
         };
         match serve(&attempt).await {
             Ok(served) => {

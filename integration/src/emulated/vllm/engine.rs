@@ -265,6 +265,7 @@ impl EmulatedVllm {
         life.death.dying.cancel();
         life.death.dead.cancel();
         for rank in &life.ranks {
+            rank.agent.end();
             let side_channel = rank.side_channel.lock().unwrap().take();
             if let Some(side_channel) = side_channel {
                 side_channel.stop().await;
@@ -272,7 +273,6 @@ impl EmulatedVllm {
             if let Some(publisher) = &rank.publisher {
                 publisher.stop().await;
             }
-            rank.agent.end();
         }
     }
 
