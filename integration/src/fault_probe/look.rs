@@ -61,3 +61,22 @@ pub fn engine(base: &str) -> Result<Engine> {
         expired,
     })
 }
+
+/// What the router has counted of attempts that went wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attempts {
+    /// Those that failed, for whatever reason.
+    pub failed: i64,
+    /// Answers that were withheld because their KV was not to be trusted.
+    pub withheld: i64,
+}
+
+/// `GET /metrics` of a router.
+pub fn attempts(router: &str) -> Result<Attempts> {
+    let page = page(router)?;
+    let sum = |name: &str| page.sum(&format!("baton_router_{name}_total"), &[]);
+    Ok(Attempts {
+        failed: sum("failures"),
+        withheld: sum("unsettled"),
+    })
+}

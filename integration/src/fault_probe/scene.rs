@@ -17,6 +17,9 @@ use crate::real::report::Report;
 /// A stage of a request is reached within this, on a busy machine too.
 const STAGE_BOUND: Duration = Duration::from_secs(30);
 
+/// Longer than a sidecar keeps an idle connection to its engine.
+const CONNECTIONS_REST: Duration = Duration::from_secs(4);
+
 /// Whom a row made wary trusts again within this.
 const RECOVERY_BOUND: Duration = Duration::from_mins(2);
 
@@ -196,6 +199,12 @@ impl<'a> Scene<'a> {
         http::until(what, STAGE_BOUND, || Ok(holds()?.then_some(())))
     }
 
+    /// Lets sidecars give up their idle connections to engines. vLLM's server (uvicorn with uvloop, 0.32.0) closes one on which
+    /// nothing came for 5 s, also when it was frozen and a request has come meanwhile.
+    pub fn rest(&self) -> Result<()> {
+        self.pass(CONNECTIONS_REST)
+    }
+
     /// Lets real time pass, where that is what happens.
     pub fn pass(&self, time: Duration) -> Result<()> {
         let since = Instant::now();
@@ -231,6 +240,7 @@ impl<'a> Scene<'a> {
 
     /// A request between its legs: its decode leg is in the engine, and that is frozen.
     pub fn held_by_decode(&self, asked: &Asked) -> Result<Call> {
+        self.rest()?;
         self.stand.engine(Who::Decode)?.freeze()?;
         let call = self.begin(asked)?;
         self.until_claimed(1)?;
@@ -241,6 +251,7 @@ impl<'a> Scene<'a> {
     /// The same where two decode engines are there: both are frozen, and one of them has the leg.
     pub fn held_by_somebody(&mut self) -> Result<(Asked, Call, Who)> {
         let asked = self.usual(true)?;
+        self.rest()?;
         for who in [Who::Decode, Who::OtherDecode] {
             self.stand.engine(who)?.freeze()?;
         }

@@ -15,9 +15,11 @@ const FROZEN: Duration = Duration::from_secs(LEASE_S + 2);
 /// It stands still for longer than the prefill engine holds KV by itself. Meanwhile the prefill's sidecar has it kept.
 pub(super) fn frozen(scene: &mut Scene<'_>) -> Result<()> {
     let prefill = scene.stand.seat(Who::Prefill)?.engine_url();
+    let router = scene.stand.router_url();
     for stream in [false, true] {
         let expired = look::engine(&prefill)?.expired;
         let asked = scene.usual(stream)?;
+        let failed = look::attempts(&router)?.failed;
         let call = scene.held_by_decode(&asked)?;
         scene.pass(FROZEN)?;
         scene.stand.engine(Who::Decode)?.thaw()?;
@@ -25,12 +27,10 @@ pub(super) fn frozen(scene: &mut Scene<'_>) -> Result<()> {
         scene.judge_split("an answer", &asked, &ended);
         scene.quiet_since(Instant::now())?;
         let expired = look::engine(&prefill)?.expired - expired;
-        let kept = expired == 0.0;
-        scene.check(
-            "its KV was kept",
-            kept,
-            &format!("{expired} leases ran out"),
-        );
+        let failed = look::attempts(&router)?.failed - failed;
+        let detail = format!("{expired} leases ran out, {failed} attempts failed");
+        let kept = expired == 0.0 && failed == 0;
+        scene.check("its KV was kept and used", kept, &detail);
     }
     Ok(())
 }

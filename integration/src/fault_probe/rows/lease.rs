@@ -14,6 +14,7 @@ const OVER: Duration = Duration::from_secs(LEASE_S + 2);
 /// Nobody has the KV kept, for the prefill's sidecar is dead. Its blocks are given to others, and then decode goes on and
 /// fetches what is in them.
 pub(super) fn run_out(scene: &mut Scene<'_>) -> Result<()> {
+    let router = scene.stand.router_url();
     let engine = scene.stand.seat(Who::Prefill)?.engine_url();
     for stream in [false, true] {
         let before = look::engine(&engine)?.expired;
@@ -25,9 +26,13 @@ pub(super) fn run_out(scene: &mut Scene<'_>) -> Result<()> {
         let expired = look::engine(&engine)?.expired - before;
         let detail = format!("{expired} leases ran out");
         scene.check("the lease ran out", expired > 0.0, &detail);
+        let withheld = look::attempts(&router)?.withheld;
         scene.stand.engine(Who::Decode)?.thaw()?;
         let ended = call.finish();
         scene.judge("an answer, or an error", &asked, &ended);
+        let withheld = look::attempts(&router)?.withheld - withheld;
+        let detail = format!("{withheld} answers withheld");
+        scene.check("decode fetched what was there", withheld > 0, &detail);
         scene.join(Who::Prefill)?;
         scene.quiet_since(Instant::now())?;
     }

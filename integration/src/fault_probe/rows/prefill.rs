@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::fault_probe::look;
 use crate::fault_probe::quiet::SOON;
 use crate::fault_probe::scene::{Scene, soon};
 use crate::fault_probe::stand::{BOOT_BOUND, Who};
@@ -15,6 +16,7 @@ const FROZEN: Duration = Duration::from_secs(4);
 pub(super) fn frozen_computing(scene: &mut Scene<'_>) -> Result<()> {
     for stream in [false, true] {
         let asked = scene.usual(stream)?;
+        scene.rest()?;
         scene.stand.engine(Who::Prefill)?.freeze()?;
         let call = scene.begin(&asked)?;
         scene.until_running(1)?;
@@ -62,6 +64,7 @@ pub(super) fn reborn(scene: &mut Scene<'_>) -> Result<()> {
     scene.revive(Who::Prefill)?;
     scene.revive(Who::Decode)?;
     let asked = scene.usual(false)?;
+    let withheld = look::attempts(&scene.stand.router_url())?.withheld;
     let call = scene.held_by_router(&asked)?.patient(BOOT_BOUND);
     scene.stand.reboot(Who::Prefill)?;
     scene.until_attached()?;
@@ -70,6 +73,9 @@ pub(super) fn reborn(scene: &mut Scene<'_>) -> Result<()> {
     scene.stand.router()?.thaw()?;
     let ended = call.finish();
     scene.judge("an answer, or an error", &asked, &ended);
+    let withheld = look::attempts(&scene.stand.router_url())?.withheld - withheld;
+    let detail = format!("{withheld} answers withheld");
+    scene.check("decode took it for the first one", withheld > 0, &detail);
     scene.join(Who::Prefill)?;
     scene.join(Who::Decode)?;
     let again = scene.usual(true)?;
