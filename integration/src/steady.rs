@@ -80,7 +80,7 @@ struct Client {
 
 impl Client {
     async fn run(self) {
-        let mut round = 0;
+        let mut round: usize = 0;
         while !self.stop.load(Ordering::Relaxed) {
             let router = self.router().await;
             self.ask(router, round).await;
@@ -91,8 +91,8 @@ impl Client {
 
     async fn ask(&self, router: SocketAddr, round: usize) {
         let prompt = format!("client {} round {round} {PROMPT}", self.number);
-        let tokens = if round % LOCAL == 0 { 1 } else { 5 };
-        let stream = round % 2 == 0;
+        let tokens = if round.is_multiple_of(LOCAL) { 1 } else { 5 };
+        let stream = round.is_multiple_of(2);
         let body =
             json!({"model": "tiny", "prompt": prompt, "max_tokens": tokens, "stream": stream});
         let headers = [("content-type", "application/json")];

@@ -26,7 +26,7 @@ async fn all_were_served(fleet: &Fleet, routers: usize, served: usize) {
         );
         ok += outcome("ok");
     }
-    assert_eq!(ok, i64::try_from(served).unwrap());
+    assert_eq!(usize::try_from(ok), Ok(served));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -37,7 +37,7 @@ async fn at_gate<'a>(
     for name in names {
         fleet.engine(name).behave();
     }
-    (exchange, here.unwrap())
+    (exchange, here.expect("one of them was asked"))
 }
 
 async fn is_right(exchange: Exchange, ask: &Ask) {
