@@ -144,6 +144,7 @@ async fn a_client_that_leaves_before_its_leg_is_admitted_leaves_nothing() {
         fleet.quiet().await;
         let legs = [Leg::Prefill, Leg::Decode].map(|leg| fleet.engine(name).seen_of(leg).len());
         assert_eq!(legs, [0, 0], "the engine of {name} never saw it");
+        fleet.gave_back("p0").await;
         let given_up = fleet.sidecar_page("p0").await;
         let released = [("end", "released")];
         assert_eq!(
