@@ -56,7 +56,7 @@ pub(crate) enum Bench {
     /// network between them are killed, stopped, slowed, cut and drained by a schedule that the seed gives. Counts wrong
     /// answers, requests without an end, ends that do not say what they are, blocks that are held for nobody, handoffs used
     /// twice and views that claim too much. Then switches one protection off at a time: its counter must rise. Fails if
-    /// anything is not as it must be. Takes about ten minutes after the build. What is counted is in docs/performance.md.
+    /// anything is not as it must be. Takes some five minutes after the build. What is counted is in docs/performance.md.
     Faults(faults::FaultsArgs),
 
     /// How well requests are placed, beside other policies.

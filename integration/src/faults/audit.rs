@@ -7,7 +7,8 @@ use baton_proto::digest::BlockSetDigest;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use super::stand::{RouterSeat, Stand, Worker};
+use super::seat::RouterSeat;
+use super::stand::{Stand, Worker};
 use super::tally::Tally;
 use crate::emulated::vllm::Fate;
 use crate::{client, fleet, kv_scene};

@@ -14,6 +14,7 @@ pub mod audit;
 pub mod lane;
 pub mod liar;
 pub mod schedule;
+pub mod seat;
 pub mod stand;
 pub mod tally;
 pub mod verdict;

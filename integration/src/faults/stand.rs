@@ -6,34 +6,20 @@
 //! A liar stands behind a proxy where there is one.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use baton_sidecar_core::relay::vigil::BOOT;
 use tokio::sync::Mutex;
-use tokio::time::{sleep, timeout};
 
 use super::liar::{Liar, Lie};
 use super::schedule::{ROUTERS, WORKERS};
+use super::seat::RouterSeat;
 use crate::emulated::speed::Speed;
 use crate::emulated::vllm::events::HashForm;
 use crate::emulated::vllm::publisher::EventFault;
 use crate::emulated::vllm::{Config, EmulatedVllm, EngineId, EventsConfig};
 use crate::fleet::{Daemon, TOKEN, is_free, listens};
 use crate::kv_scene::proxy::{Proxy, Way};
-use crate::{client, ports};
-
-/// What a request may take until its first token, in seconds; the routers are told so.
-pub const DEADLINE_S: u64 = 10;
-
-/// What a stream may be silent for, in seconds; the routers are told so.
-pub const STALL_S: u64 = 5;
-
-/// So long a router that has started is not used for want of workers.
-const JOINS: Duration = Duration::from_secs(2);
-
-/// Between two looks.
-const GLANCE: Duration = Duration::from_millis(20);
+use crate::ports;
 
 /// Blocks of an engine.
 const BLOCKS: u32 = 1024;
@@ -59,14 +45,6 @@ pub enum Sabotage {
     Release,
     /// Lost KV events leave no gap in their numbers.
     Gap,
-}
-
-/// A router's place.
-pub struct RouterSeat {
-    address: SocketAddr,
-    daemon: Mutex<Option<Daemon>>,
-    up: AtomicBool,
-    kills: AtomicU64,
 }
 
 /// An engine, its sidecar, and what stands between them and others.
@@ -102,10 +80,7 @@ impl Stand {
     pub async fn start(sabotage: Option<Sabotage>) -> Self {
         crate::fleet::start_logs();
         crate::panics::watch();
-        let mut routers = Vec::new();
-        for _ in 0..ROUTERS {
-            routers.push(RouterSeat::new());
-        }
+        let routers: Vec<RouterSeat> = (0..ROUTERS).map(|_| RouterSeat::new()).collect();
         let addresses: Vec<SocketAddr> = routers.iter().map(RouterSeat::address).collect();
         let (mut prefill, mut decode) = (Vec::new(), Vec::new());
         for number in 0..WORKERS {
@@ -143,93 +118,8 @@ impl Stand {
             }
             worker.engine.kill().await;
         }
-        for router in self.routers {
-            if let Some(daemon) = router.daemon.into_inner() {
-                daemon.kill();
-            }
-        }
-    }
-}
-
-impl RouterSeat {
-    fn new() -> Self {
-        Self {
-            address: ports::free(),
-            daemon: Mutex::default(),
-            up: AtomicBool::new(false),
-            kills: AtomicU64::new(0),
-        }
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// How often it was ended with requests in its hands.
-    pub fn kills(&self) -> u64 {
-        self.kills.load(Ordering::Acquire)
-    }
-
-    /// Whether somebody who came at this count of kills may have been cut off, or have met nobody.
-    pub fn has_cut_off(&self, kills: u64) -> bool {
-        !self.is_up() || self.kills() != kills
-    }
-
-    /// Starts it if it does not run.
-    pub async fn start(&self) {
-        let mut daemon = self.daemon.lock().await;
-        if daemon.is_some() {
-            return;
-        }
-        is_free(self.address).await;
-        let command_line = format!(
-            "baton-router --listen {} --token {TOKEN} --force split --request-timeout-s {DEADLINE_S} --stall-s {STALL_S} \
-             --drain-s {STALL_S}",
-            self.address
-        );
-        let words = command_line.split_whitespace().map(str::to_owned);
-        *daemon = Some(Daemon::router("router", words));
-        listens(self.address).await;
-        let _ = timeout(JOINS, self.is_ready()).await;
-        self.up.store(true, Ordering::Release);
-    }
-
-    /// Whether clients are sent to it, as whoever looks at its readiness would.
-    pub fn is_up(&self) -> bool {
-        self.up.load(Ordering::Acquire)
-    }
-
-    /// Waits until most workers have joined it.
-    async fn is_ready(&self) {
-        let most = (2 * WORKERS - 2) as u64;
-        loop {
-            let answer = client::call(self.address, "GET", "/readyz", &[], "").await;
-            if answer.json()["workers_ready"].as_u64() >= Some(most) {
-                return;
-            }
-            sleep(GLANCE).await;
-        }
-    }
-
-    /// Ends it as SIGKILL does.
-    pub async fn kill(&self) {
-        if let Some(daemon) = self.daemon.lock().await.take() {
-            self.up.store(false, Ordering::Release);
-            self.kills.fetch_add(1, Ordering::AcqRel);
-            daemon.kill();
-        }
-    }
-
-    /// Ends it as SIGTERM does. Whoever is not served in the time for that is cut off.
-    pub async fn stop(&self) {
-        if let Some(daemon) = self.daemon.lock().await.take() {
-            let begun = tokio::time::Instant::now();
-            let _ = daemon.stop().await;
-            self.up.store(false, Ordering::Release);
-            if begun.elapsed().as_secs() >= STALL_S {
-                self.kills.fetch_add(1, Ordering::AcqRel);
-            }
+        for router in &self.routers {
+            router.kill().await;
         }
     }
 }

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::ask::{Ask, Leave, Stage};
-use super::stand::{DEADLINE_S, RouterSeat, STALL_S};
+use super::seat::{DEADLINE_S, RouterSeat, STALL_S};
 use super::verdict::{self, End};
 use crate::client::{self, Answer};
 
