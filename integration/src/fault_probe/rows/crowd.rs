@@ -24,9 +24,9 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// Decode is frozen until the prefill engine is full of what it holds for it: more than it has places for. Then come long
 /// prompts on top, and decode goes on.
 pub(super) fn crowd(scene: &mut Scene<'_>) -> Result<()> {
-    let usual = (0..=FITTING).map(|at| scene.workload.usual(at % 2 == 0));
+    let usual = (0..=FITTING).map(|at| scene.workload.usual(at.is_multiple_of(2)));
     let mut asks: Vec<_> = usual.collect();
-    asks.extend((0..LONG).map(|at| scene.workload.long_prompt(at % 2 == 0)));
+    asks.extend((0..LONG).map(|at| scene.workload.long_prompt(at.is_multiple_of(2))));
     let crowd: Result<Vec<Asked>> = asks.into_iter().map(|ask| scene.know(ask)).collect();
     let crowd = crowd?;
     scene.of_all_kinds();
