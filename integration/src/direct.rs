@@ -113,6 +113,7 @@ pub async fn decode(sidecar: SocketAddr, ticket: &Ticket, body: &str) -> Answer 
     let call = DecodeCall {
         request: fresh(),
         ticket: ticket.clone(),
+        prefill_at: None,
         route: Route::Completions,
         deadline_ms: DEADLINE_MS,
     };

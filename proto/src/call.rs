@@ -21,8 +21,8 @@ pub mod path {
     pub const DECODE: &str = "/baton/v1/decode";
     /// POST: local leg.
     pub const GENERATE: &str = "/baton/v1/generate";
-    /// POST, followed by `{id}/settle`, `{id}/release` or `{id}/claim` on the prefill worker, `{id}/revoke` on the
-    /// decode worker.
+    /// POST, followed by `{id}/settle`, `{id}/confirm`, `{id}/release` or `{id}/claim` on the prefill worker,
+    /// `{id}/revoke` on the decode worker.
     pub const TICKETS: &str = "/baton/v1/tickets/";
     /// POST: KV that reached this worker's engine cannot be trusted.
     pub const QUARANTINE: &str = "/baton/v1/quarantine";
@@ -75,6 +75,10 @@ pub struct DecodeCall {
     pub request: RequestId,
     /// The handoff to use.
     pub ticket: Ticket,
+    /// Base URL of the prefill worker's sidecar, which is asked whether what came was the right KV before the answer goes out.
+    /// Without it whoever calls has to settle the ticket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_at: Option<String>,
     /// Route of the client's request.
     pub route: Route,
     /// Time left for the leg, in milliseconds.

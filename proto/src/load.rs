@@ -90,6 +90,9 @@ pub struct LoadReport {
     pub prefill_tokens_per_s: Option<Measured<f64>>,
     /// Generated tokens per second and sequence.
     pub decode_tokens_per_s: Option<Measured<f64>>,
+    /// The engine's cache was quarantined in its present life: nothing that is cached is found again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub quarantined: bool,
     /// How KV comes in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_in: Option<Measured<KvIn>>,

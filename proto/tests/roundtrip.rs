@@ -221,7 +221,7 @@ fn load_report() -> impl Any<LoadReport> {
         measured(kv_in()),
         measured(stall()),
     );
-    (any::<u64>(), counts, rest).prop_map(|(seq, counts, rest)| {
+    (any::<u64>(), any::<bool>(), counts, rest).prop_map(|(seq, quarantined, counts, rest)| {
         let (running, waiting, handoffs_held, handoffs_pulling) = counts;
         let (queued_prefill_tokens, free, prefill_tokens_per_s, decode_tokens_per_s, kv_in, stall) =
             rest;
@@ -235,6 +235,7 @@ fn load_report() -> impl Any<LoadReport> {
             handoffs_pulling,
             prefill_tokens_per_s,
             decode_tokens_per_s,
+            quarantined,
             kv_in,
             stall,
         }
@@ -396,14 +397,15 @@ fn prefill_call() -> impl Any<PrefillCall> {
 }
 
 fn decode_call() -> impl Any<DecodeCall> {
-    (id(), ticket(), route(), any::<u64>()).prop_map(|(request, ticket, route, deadline_ms)| {
-        DecodeCall {
+    (id(), ticket(), of(text()), route(), any::<u64>()).prop_map(
+        |(request, ticket, prefill_at, route, deadline_ms)| DecodeCall {
             request,
             ticket,
+            prefill_at,
             route,
             deadline_ms,
-        }
-    })
+        },
+    )
 }
 
 fn generate_call() -> impl Any<GenerateCall> {

@@ -129,6 +129,7 @@ const OPTIONAL: &[(&str, &[&str])] = &[
         "prefill_call_full",
         &["decode_at", "router", "uncached_tokens"],
     ),
+    ("decode_call_full", &["prefill_at"]),
     ("engine_answer", &["content_type"]),
     ("event_cleared", &["tier"]),
     (
@@ -140,6 +141,7 @@ const OPTIONAL: &[(&str, &[&str])] = &[
             "handoffs_pulling",
             "kv_in",
             "prefill_tokens_per_s",
+            "quarantined",
             "queued_prefill_tokens",
             "running",
             "seq",

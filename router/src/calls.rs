@@ -219,13 +219,6 @@ impl Calls {
         .map(|_| ())
     }
 
-    /// Ends a ticket whose KV has arrived: the proof that it was the right KV.
-    pub async fn settle(&self, worker: &Worker, id: &TicketId) -> Result<(), Error> {
-        self.small(worker, &format!("{}{id}/settle", path::TICKETS), Vec::new())
-            .await
-            .map(|_| ())
-    }
-
     /// Moves an unused ticket to another decode worker, or renews it for the same.
     pub async fn claim(
         &self,

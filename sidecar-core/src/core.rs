@@ -19,6 +19,7 @@ use crate::engine::{Attached, Engine, Following};
 use crate::ledger::Ledger;
 use crate::link::Links;
 use crate::metrics::Metrics;
+use crate::peers::Peers;
 use crate::record::Recorder;
 use crate::relay::admission::Admission;
 use crate::relay::in_flight::InFlight;
@@ -54,6 +55,8 @@ pub struct Core<E> {
     pub ledger: Ledger,
     /// Handoffs this engine has used.
     pub used: UsedTickets,
+    /// Other sidecars.
+    pub(crate) peers: Peers,
     /// Its end of links to other hosts.
     pub(crate) links: Links,
     /// Routers that are there.
@@ -116,6 +119,7 @@ impl<E: Engine> Core<E> {
             client: Client::new(limits),
             ledger: Ledger::new(token.clone(), metrics.tickets.clone()),
             used: UsedTickets::default(),
+            peers: Peers::new(&token),
             links: Links::default(),
             routers: Routers::default(),
             view: KvView::new(metrics.view.clone(), recorder),

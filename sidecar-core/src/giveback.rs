@@ -6,17 +6,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_daemon::http::{Client, ClientLimits, error_of, full, small_body};
-use baton_proto::call::{Revoked, path};
-use baton_proto::{Error, ErrorKind, Retry, Source, Stage, TicketId, frame};
-use http::header::AUTHORIZATION;
-use http::{Method, Request};
+use baton_proto::call::Revoked;
+use baton_proto::{Error, ErrorKind, Source, Stage, TicketId, frame};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
 use crate::core::Core;
 use crate::engine::Engine;
 use crate::ledger::{Due, Fetcher};
+use crate::peers::{Failed, strange};
 
 /// Longest a decode worker may take to say what became of a ticket.
 const REVOKE_TIME: Duration = Duration::from_millis(1500);
@@ -29,14 +27,10 @@ const KEEP: Duration = Duration::from_secs(1);
 
 /// Gives back until the sidecar closes.
 pub(crate) async fn run<E: Engine>(core: Arc<Core<E>>) {
-    let client = Client::new(ClientLimits {
-        connect: Duration::from_secs(1),
-        idle: Duration::from_secs(30),
-    });
     let mut attempts = JoinSet::new();
     loop {
         for due in core.ledger.due() {
-            attempts.spawn(attempt(Arc::clone(&core), client.clone(), due));
+            attempts.spawn(attempt(Arc::clone(&core), due));
         }
         tokio::select! {
             () = core.closing.cancelled() => break,
@@ -54,10 +48,10 @@ async fn next(due: Option<Instant>) {
     }
 }
 
-async fn attempt<E: Engine>(core: Arc<Core<E>>, client: Client, due: Due) {
+async fn attempt<E: Engine>(core: Arc<Core<E>>, due: Due) {
     let id = &due.id;
     if let Fetcher::At(decode) = &due.fetcher {
-        return match revoke(&core, &client, decode, id).await {
+        return match revoke(&core, decode, id).await {
             Ok(revoked) => core.ledger.revoked(id, revoked),
             Err(error) => {
                 tracing::info!(ticket = %id, decode, %error, "the decode worker does not say whether it fetches");
@@ -77,30 +71,13 @@ async fn attempt<E: Engine>(core: Arc<Core<E>>, client: Client, due: Due) {
 }
 
 /// Has a decode worker's sidecar see to it that a ticket is not used any more.
-async fn revoke<E: Engine>(
-    core: &Core<E>,
-    client: &Client,
-    decode: &str,
-    id: &TicketId,
-) -> Result<Revoked, Error> {
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(format!("{decode}{}{id}/revoke", path::TICKETS))
-        .header(AUTHORIZATION, core.token.bearer())
-        .body(full(Vec::new()));
-    let request = request.map_err(|bad| strange(&bad.to_string()))?;
-    let response = match client.send(request, REVOKE_TIME).await {
-        Ok(response) => response,
+async fn revoke<E: Engine>(core: &Core<E>, decode: &str, id: &TicketId) -> Result<Revoked, Error> {
+    match core.peers.ticket(decode, id, "revoke", REVOKE_TIME).await {
+        Ok(body) => frame::from_bytes(&body).map_err(|bad| strange(&bad.to_string())),
         // Nobody listens there any more: with that process its connection to the engine ended, and so did the leg.
-        Err(error) if error.refused => return Ok(Revoked::Cut),
-        Err(error) => return Err(error.into_error(Source::Sidecar, Stage::Handoff)),
-    };
-    let (head, body) = response.into_parts();
-    let body = small_body(body).await;
-    if let Some(error) = error_of(&http::Response::from_parts(head, ()), &body) {
-        return Err(error);
+        Err(Failed { refused: true, .. }) => Ok(Revoked::Cut),
+        Err(Failed { error, .. }) => Err(error),
     }
-    frame::from_bytes(&body).map_err(|bad| strange(&bad.to_string()))
 }
 
 /// Has the engine keep what is claimed, for as long as its request may want it.
@@ -130,8 +107,4 @@ pub(crate) async fn keep<E: Engine>(core: Arc<Core<E>>) {
 fn slow(what: &str) -> Error {
     let message = format!("the engine could not be {what} in time");
     Error::new(ErrorKind::Timeout, Source::Engine, Stage::Handoff, message)
-}
-
-fn strange(why: &str) -> Error {
-    Error::new(ErrorKind::Protocol, Source::Sidecar, Stage::Handoff, why).retry(Retry::No)
 }

@@ -38,7 +38,11 @@ enum Entry {
     /// KV is held for nobody, until the engine has it back.
     Leaving(Box<Leaving>),
     /// Nothing is held. Remembered until the instant.
-    Over { until: Instant },
+    Over {
+        until: Instant,
+        /// It was the right KV for as long as anybody could fetch it.
+        whole: bool,
+    },
 }
 
 struct Claimed {
@@ -190,6 +194,25 @@ impl Ledger {
         claimed(&self.lock(), id).map(|_| ())
     }
 
+    /// Whether what is held for a ticket, or was until it ended, is the right KV in this life of the engine.
+    pub fn confirm(&self, id: &TicketId, now: &Incarnation) -> Result<(), Error> {
+        let entries = self.lock();
+        let (held_in, lapses) = match entries.get(id) {
+            Some(Entry::Over { whole: true, .. }) => return Ok(()),
+            Some(entry) => entry.held_in().zip(entry.lapses()),
+            None => None,
+        }
+        .ok_or_else(|| not_held(id))?;
+        if lapses <= Instant::now() {
+            return Err(lapsed(id));
+        }
+        if held_in == now {
+            Ok(())
+        } else {
+            Err(restarted(id, held_in, now))
+        }
+    }
+
     /// Ends a ticket whose KV has arrived at decode. `now` is the engine's life as read after decode's first token.
     pub fn settle(&self, id: &TicketId, now: &Incarnation) -> Result<(), Error> {
         let held_in = {
@@ -197,21 +220,13 @@ impl Ledger {
             let held_in = claimed(&entries, id)?.incarnation.clone();
             if held_in == *now {
                 self.metrics.ended(TicketEnd::Settled);
-                self.put(&mut entries, id, over());
+                self.put(&mut entries, id, over(true));
                 return Ok(());
             }
             held_in
         };
         self.void_others(now);
-        let message = format!(
-            "the prefill engine restarted: ticket {id} is of {held_in}, the engine is {now}"
-        );
-        Err(Error::new(
-            ErrorKind::IncarnationChanged,
-            Source::Engine,
-            Stage::Handoff,
-            message,
-        ))
+        Err(restarted(id, &held_in, now))
     }
 
     /// Gives up a ticket, or the leg that would have produced it. Idempotent; unknown ids are remembered as released.
@@ -232,7 +247,7 @@ impl Ledger {
             Some(Entry::Claimed(claimed)) => Some(claimed.leave(fetcher)),
             None => None,
         };
-        let entry = left.map_or_else(over, |left| Entry::Leaving(Box::new(left)));
+        let entry = left.map_or_else(|| over(false), |left| Entry::Leaving(Box::new(left)));
         self.put(&mut entries, id, entry);
     }
 
@@ -242,7 +257,7 @@ impl Ledger {
         let of_another_life = |entry: &Entry| entry.held_in().is_some_and(|life| life != now);
         for id in ids_where(&entries, of_another_life) {
             self.metrics.ended(TicketEnd::Voided);
-            self.put(&mut entries, &id, over());
+            self.put(&mut entries, &id, over(false));
         }
     }
 
@@ -257,9 +272,9 @@ impl Ledger {
                 self.metrics.stranded.inc();
             }
             self.metrics.ended(TicketEnd::Lapsed);
-            self.put(&mut entries, &id, over());
+            self.put(&mut entries, &id, over(false));
         }
-        entries.retain(|_, entry| !matches!(entry, Entry::Over { until } if *until <= now));
+        entries.retain(|_, entry| !matches!(entry, Entry::Over { until, .. } if *until <= now));
         let orphaned = |entry: &Entry| matches!(entry, Entry::Claimed(claimed) if claimed.router.as_ref().is_some_and(&is_gone));
         let orphans = ids_where(&entries, orphaned);
         drop(entries);
@@ -340,7 +355,8 @@ impl OpenLeg {
 impl Drop for OpenLeg {
     fn drop(&mut self) {
         if !self.closed {
-            self.ledger.put(&mut self.ledger.lock(), &self.id, over());
+            self.ledger
+                .put(&mut self.ledger.lock(), &self.id, over(false));
         }
     }
 }
@@ -354,9 +370,10 @@ fn claimed<'a>(entries: &'a HashMap<TicketId, Entry>, id: &TicketId) -> Result<&
     }
 }
 
-fn over() -> Entry {
+fn over(whole: bool) -> Entry {
     Entry::Over {
         until: Instant::now() + REMEMBERED,
+        whole,
     }
 }
 
@@ -382,6 +399,17 @@ fn lapsed(id: &TicketId) -> Error {
         Source::Sidecar,
         Stage::Handoff,
         format!("the lease of ticket {id} is over"),
+    )
+}
+
+fn restarted(id: &TicketId, held_in: &Incarnation, now: &Incarnation) -> Error {
+    let message =
+        format!("the prefill engine restarted: ticket {id} is of {held_in}, the engine is {now}");
+    Error::new(
+        ErrorKind::IncarnationChanged,
+        Source::Engine,
+        Stage::Handoff,
+        message,
     )
 }
 

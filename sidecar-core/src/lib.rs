@@ -18,6 +18,7 @@ mod link;
 pub mod membership;
 pub mod metrics;
 pub mod mirror;
+mod peers;
 pub mod record;
 pub mod relay;
 mod relearn;

@@ -6,14 +6,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_daemon::http::{Client, ClientLimits, empty, error_of, read_limited};
 use baton_proto::call::path;
 use baton_proto::link::{LinkMeasured, LinkOffer, MeasureLink};
 use baton_proto::{Error, ErrorKind, Source, Stage, frame};
 use baton_transfer::{Agent, Metadata, Peer, Pool, Slots, Span};
 use bytes::Bytes;
-use http::header::AUTHORIZATION;
-use http::{Method, Request};
+use http::Method;
 
 use crate::core::Core;
 use crate::engine::Engine;
@@ -33,9 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long agent and memory are kept after they were last used.
 const KEPT: Duration = Duration::from_secs(60);
-
-/// Longest offer of another sidecar.
-const MOST_OFFERED: usize = 1 << 20;
 
 /// This sidecar's end of all links.
 #[derive(Debug, Default)]
@@ -166,25 +161,10 @@ pub(crate) async fn measure<E: Engine>(
 }
 
 async fn offered<E: Engine>(core: &Core<E>, from: &str) -> Result<LinkOffer, Error> {
-    let client = Client::new(ClientLimits {
-        connect: Duration::from_secs(2),
-        idle: Duration::from_secs(1),
-    });
-    let request = Request::builder()
-        .method(Method::GET)
-        .uri(format!("{from}{}", path::LINK))
-        .header(AUTHORIZATION, core.token.bearer())
-        .body(empty());
-    let request = request.map_err(|bad| failed(&bad.to_string()))?;
-    let sent = client.send(request, PATIENCE).await;
-    let response = sent.map_err(|error| error.into_error(Source::Sidecar, Stage::Fleet))?;
-    let (head, body) = response.into_parts();
-    let read = read_limited(body, MOST_OFFERED, PATIENCE).await;
-    let body = read.map_err(|bad| failed(&bad.to_string()))?;
-    if let Some(error) = error_of(&http::Response::from_parts(head, ()), &body) {
-        return Err(error);
-    }
-    frame::from_bytes(&body).map_err(|bad| failed(&bad.to_string()))
+    let peers = &core.peers;
+    let offered = peers.call(Method::GET, from, path::LINK, PATIENCE).await;
+    let offered = offered.map_err(|failed| failed.error)?;
+    frame::from_bytes(&offered).map_err(|bad| failed(&bad.to_string()))
 }
 
 fn failed(why: &str) -> Error {

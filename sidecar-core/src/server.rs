@@ -165,14 +165,9 @@ impl<E: Engine> Surface<E> {
             "settle" => {
                 ledger.is_claimed(&id)?;
                 let settled = ledger.settle(&id, &self.confirm().await?);
-                if settled
-                    .as_ref()
-                    .is_err_and(|error| error.kind == ErrorKind::IncarnationChanged)
-                {
-                    self.core.engine_changed();
-                }
-                settled.map(|()| leg::done())
+                self.seen(settled)
             }
+            "confirm" => self.seen(ledger.confirm(&id, &self.confirm().await?)),
             "claim" => {
                 let claim: Claim = small(request).await?;
                 let ticket = ledger.claim(&id, claim.decode, claim.decode_at)?;
@@ -184,6 +179,15 @@ impl<E: Engine> Surface<E> {
             }
             _ => Err(not_found(verb)),
         }
+    }
+
+    /// An engine that turned out to be in another life is looked at anew.
+    fn seen(&self, confirmed: Result<(), Error>) -> Result<Response<Body>, Error> {
+        let restarted = |error: &Error| error.kind == ErrorKind::IncarnationChanged;
+        if confirmed.as_ref().is_err_and(restarted) {
+            self.core.engine_changed();
+        }
+        confirmed.map(|()| leg::done())
     }
 
     /// Which life the engine is in now. An engine that does not show it in time confirms nothing.

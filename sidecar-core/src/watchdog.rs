@@ -120,6 +120,7 @@ async fn load<E: Engine>(core: &Core<E>, transfers: &mut Transfers) -> LoadRepor
         transfers.look(moved, Carried::now(), &core.metrics.transfers);
     }
     report.kv_in = transfers.kv_in();
+    report.quarantined = core.quarantine_name().is_some();
     let has = |count: &Option<Measured<u32>>| count.as_ref().is_some_and(|count| count.value > 0);
     let busy = has(&report.running) || has(&report.waiting);
     report.stall = stall(core, Own { work, busy }).map(|value| Measured {

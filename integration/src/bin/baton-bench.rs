@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use baton_integration::bench::events;
 use baton_integration::bench::figure::Event;
 use baton_integration::bench::load::Amount;
@@ -152,7 +152,10 @@ fn run(args: &Args) -> Result<()> {
             };
             // Whatever came of the whole run, a test that is blind is worth knowing of.
             let seen = sabotaged(&ones.collect::<Vec<_>>());
-            return survived.and(seen);
+            return match (survived, seen) {
+                (Err(one), Err(other)) => bail!("{one:#}; {other:#}"),
+                (survived, seen) => survived.and(seen),
+            };
         }
         Bench::Events { rounds, smoke } => return measure_events(*rounds, *smoke),
         Bench::Routing {

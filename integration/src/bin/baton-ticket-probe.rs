@@ -242,6 +242,7 @@ impl Probe {
         let call = DecodeCall {
             request: hex_id().parse()?,
             ticket,
+            prefill_at: None,
             route: Route::Completions,
             deadline_ms: 60_000,
         };

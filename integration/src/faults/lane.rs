@@ -48,12 +48,22 @@ pub async fn run(
             Lane::Prefill => befall(stand, &stand.prefill[fault.target], fault, over).await,
             Lane::Decode => befall(stand, &stand.decode[fault.target], fault, over).await,
             Lane::Router => stop_router(stand, fault).await,
+            Lane::Events => lose_events(stand, fault).await,
         }
         tracing::info!(?lane, %fault, "a fault has ended");
         happened += 1;
-        let _ = over.run_until_cancelled(sleep(BREATH)).await;
+        if lane != Lane::Events {
+            let _ = over.run_until_cancelled(sleep(BREATH)).await;
+        }
     }
     happened
+}
+
+async fn lose_events(stand: &Stand, fault: &Fault) {
+    let silently = stand.sabotage == Some(Sabotage::Gap);
+    let worker = stand.workers().nth(fault.target);
+    let worker = worker.expect("a fault's target is one of the workers");
+    worker.lose_events(LOST_BATCHES, silently).await;
 }
 
 async fn stop_router(stand: &Stand, fault: &Fault) {
@@ -116,12 +126,10 @@ async fn befall(stand: &Stand, worker: &Worker, fault: &Fault, over: &Cancellati
             last(fault, over).await;
             worker.start_sidecar().await;
         }
-        Kind::LoseEvents => {
-            let silently = stand.sabotage == Some(Sabotage::Gap);
-            worker.lose_events(LOST_BATCHES, silently).await;
-        }
         Kind::Swap => swap(stand, worker, fault, over).await,
-        Kind::KillRouter | Kind::StopRouter => unreachable!("routers have a lane of their own"),
+        Kind::KillRouter | Kind::StopRouter | Kind::LoseEvents => {
+            unreachable!("they have lanes of their own")
+        }
     }
 }
 

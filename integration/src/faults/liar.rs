@@ -164,7 +164,9 @@ fn is_settle(request: &[u8]) -> bool {
     let line = request.split(|byte| *byte == b'\r').next();
     let line = line.unwrap_or_default();
     line.starts_with(b"POST /baton/v1/tickets/")
-        && memchr::memmem::find(line, b"/settle ").is_some()
+        && [&b"/settle "[..], b"/confirm "]
+            .iter()
+            .any(|verb| memchr::memmem::find(line, verb).is_some())
 }
 
 fn brings_kv(request: &[u8]) -> bool {

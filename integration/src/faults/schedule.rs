@@ -1,7 +1,7 @@
 //! What goes wrong, when and for how long: a pure function of the seed.
 //!
-//! A run is a row of phases. In each, three lanes run beside each other: one fault at a time befalls a prefill worker, one
-//! a decode worker and one a router, so that the others can serve. A fault begins when so many requests of its phase have
+//! A run is a row of phases. In each, four lanes run beside each other: one fault at a time befalls a prefill worker, one
+//! a decode worker and one a router, so that the others can serve; and KV events of any worker are lost. A fault begins when so many requests of its phase have
 //! begun, which a slow machine does not change, and lasts for a time. Each lane draws its faults from a shuffled deck: in a
 //! phase that is long enough every kind comes.
 
@@ -18,7 +18,7 @@ pub const WORKERS: usize = 3;
 /// Routers.
 pub const ROUTERS: usize = 2;
 
-/// In the last tenth of a phase only KV events are lost, so that what comes of it is still there when the phase is looked at.
+/// Before the last tenth of a phase every worker loses KV events, so that what comes of it is there when the phase is looked at.
 const LAST_LOSS: usize = 10;
 
 /// Requests between two faults of a lane.
@@ -33,6 +33,8 @@ pub enum Lane {
     Decode,
     /// Routers.
     Router,
+    /// KV events of all workers, the prefill workers' first.
+    Events,
 }
 
 /// What goes wrong.
@@ -86,10 +88,10 @@ pub struct Fault {
 }
 
 /// One phase's faults by lane.
-pub type Phase = [(Lane, Vec<Fault>); 3];
+pub type Phase = [(Lane, Vec<Fault>); 4];
 
 impl Lane {
-    const ALL: [Self; 3] = [Self::Prefill, Self::Decode, Self::Router];
+    const ALL: [Self; 4] = [Self::Prefill, Self::Decode, Self::Router, Self::Events];
 
     /// All that may befall it.
     fn deck(self) -> Vec<Kind> {
@@ -104,12 +106,12 @@ impl Lane {
             Kind::CutEngine,
             Kind::KillSidecar,
             Kind::DrainWorker,
-            Kind::LoseEvents,
         ];
         match self {
             Self::Prefill => [&workers[..], &[Kind::StallLink]].concat(),
             Self::Decode => workers.to_vec(),
             Self::Router => vec![Kind::KillRouter, Kind::StopRouter],
+            Self::Events => vec![Kind::LoseEvents],
         }
     }
 
@@ -117,6 +119,7 @@ impl Lane {
         match self {
             Self::Prefill | Self::Decode => WORKERS,
             Self::Router => ROUTERS,
+            Self::Events => 2 * WORKERS,
         }
     }
 }
@@ -133,10 +136,14 @@ pub fn phase(seed: u64, number: usize, requests: usize) -> Phase {
 fn faults(lane: Lane, requests: usize, random: &mut StdRng) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut deck = Vec::new();
-    let rarer = if lane == Lane::Router { 5 } else { 1 };
+    let rarer = match lane {
+        Lane::Prefill | Lane::Decode => 1,
+        Lane::Router | Lane::Events => 5,
+    };
     let mut after = random.random_range(SPACING);
     let loss = requests - requests / LAST_LOSS;
-    while after < loss {
+    let end = if lane == Lane::Events { loss } else { requests };
+    while after < end {
         if deck.is_empty() {
             deck = lane.deck();
             deck.shuffle(random);
@@ -155,8 +162,8 @@ fn faults(lane: Lane, requests: usize, random: &mut StdRng) -> Vec<Fault> {
         });
         after += rarer * random.random_range(SPACING);
     }
-    if lane != Lane::Router {
-        faults.extend((0..WORKERS).map(|target| Fault {
+    if lane == Lane::Events {
+        faults.extend((0..lane.targets()).map(|target| Fault {
             after: loss,
             target,
             kind: Kind::LoseEvents,
@@ -170,7 +177,8 @@ fn faults(lane: Lane, requests: usize, random: &mut StdRng) -> Vec<Fault> {
 fn milliseconds(kind: Kind, random: &mut StdRng) -> u64 {
     let long = random.random_ratio(1, 12);
     match kind {
-        Kind::CutSidecar | Kind::CutEngine | Kind::LoseEvents => 50,
+        Kind::CutSidecar | Kind::CutEngine => 50,
+        Kind::LoseEvents => 0,
         Kind::DrainWorker | Kind::StopRouter | Kind::KillRouter => random.random_range(20..300),
         Kind::Swap => random.random_range(100..400),
         Kind::KillEngine { .. } | Kind::KillSidecar | Kind::SlowEngine => {

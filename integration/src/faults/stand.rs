@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use baton_sidecar_core::relay::vigil::BOOT;
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
@@ -295,9 +296,11 @@ impl Worker {
         self.engine.kill().await;
     }
 
-    /// Starts the engine anew, after ending it if it runs.
+    /// Starts the engine anew, after ending it if it runs. It takes as long as the fastest of real engines at least.
     pub async fn boot(&self, id: EngineId) {
         let _alone = self.booting.lock().await;
+        self.engine.kill().await;
+        sleep(BOOT + Duration::from_millis(500)).await;
         self.engine.restart(id).await;
         self.engine.deafen(self.deaf);
     }

@@ -3,11 +3,11 @@
 use baton_proto::call::Revoked;
 
 /// A life of the prefill engine.
-pub type Life = u8;
+pub(crate) type Life = u8;
 
 /// An entry of the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Entry {
+pub(crate) enum Entry {
     /// Never heard of.
     Unknown,
     /// KV of that life is held for the decode worker.
@@ -21,7 +21,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    pub fn held_in(self) -> Option<Life> {
+    pub(crate) fn held_in(self) -> Option<Life> {
         match self {
             Self::Claimed(life) | Self::Leaving(life) | Self::Loose(life) => Some(life),
             Self::Unknown | Self::Over => None,
@@ -30,7 +30,7 @@ impl Entry {
 
     /// Settles; whether it may be.
     #[must_use]
-    pub fn settle(self, now: Life) -> (Self, bool) {
+    pub(crate) fn settle(self, now: Life) -> (Self, bool) {
         match self {
             Self::Claimed(life) => (Self::Over, life == now),
             other => (other, false),
@@ -38,7 +38,7 @@ impl Entry {
     }
 
     #[must_use]
-    pub fn release(self) -> Self {
+    pub(crate) fn release(self) -> Self {
         match self {
             Self::Claimed(life) => Self::Leaving(life),
             Self::Unknown => Self::Over,
@@ -47,7 +47,7 @@ impl Entry {
     }
 
     #[must_use]
-    pub fn revoked(self) -> Self {
+    pub(crate) fn revoked(self) -> Self {
         match self {
             Self::Leaving(life) => Self::Loose(life),
             other => other,
@@ -55,7 +55,7 @@ impl Entry {
     }
 
     #[must_use]
-    pub fn given_back(self) -> Self {
+    pub(crate) fn given_back(self) -> Self {
         match self {
             Self::Leaving(_) | Self::Loose(_) => Self::Over,
             other => other,
@@ -63,7 +63,7 @@ impl Entry {
     }
 
     #[must_use]
-    pub fn lapsed(self) -> Self {
+    pub(crate) fn lapsed(self) -> Self {
         match self {
             Self::Unknown => Self::Unknown,
             _ => Self::Over,
@@ -71,7 +71,7 @@ impl Entry {
     }
 
     #[must_use]
-    pub fn void_others(self, now: Life) -> Self {
+    pub(crate) fn void_others(self, now: Life) -> Self {
         match self.held_in() {
             Some(life) if life != now => Self::Over,
             _ => self,
@@ -81,7 +81,7 @@ impl Entry {
 
 /// What the decode side remembers of a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Memory {
+pub(crate) enum Memory {
     Nothing,
     Active,
     Over(Fate),
@@ -89,7 +89,7 @@ pub enum Memory {
 
 /// What became of a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Fate {
+pub(crate) enum Fate {
     Unseen,
     Answered,
     Cut,
@@ -108,7 +108,7 @@ impl From<Fate> for Revoked {
 impl Memory {
     /// Uses the ticket; whether it may be.
     #[must_use]
-    pub fn use_once(self) -> (Self, bool) {
+    pub(crate) fn use_once(self) -> (Self, bool) {
         match self {
             Self::Nothing => (Self::Active, true),
             other => (other, false),
@@ -117,7 +117,7 @@ impl Memory {
 
     /// Ends the leg that uses it.
     #[must_use]
-    pub fn end(self, fate: Fate) -> Self {
+    pub(crate) fn end(self, fate: Fate) -> Self {
         match self {
             Self::Active => Self::Over(fate),
             other => other,
@@ -126,7 +126,7 @@ impl Memory {
 
     /// It is not used any more; what became of it.
     #[must_use]
-    pub fn revoke(self) -> (Self, Fate) {
+    pub(crate) fn revoke(self) -> (Self, Fate) {
         match self {
             Self::Nothing => (Self::Over(Fate::Unseen), Fate::Unseen),
             Self::Active => (Self::Over(Fate::Cut), Fate::Cut),

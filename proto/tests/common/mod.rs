@@ -163,6 +163,13 @@ fn plain() -> Vec<Sample> {
         ),
         sample("compatibility", compatibility()),
         sample("decode_call", decode_call()),
+        sample(
+            "decode_call_full",
+            DecodeCall {
+                prefill_at: Some("http://10.0.0.1:9100".to_owned()),
+                ..decode_call()
+            },
+        ),
         sample("engine_answer", engine_answer()),
         sample(
             "engine_answer_bare",
@@ -419,6 +426,7 @@ fn decode_call() -> DecodeCall {
     DecodeCall {
         request: "r-2".parse().unwrap(),
         ticket: ticket(),
+        prefill_at: None,
         route: Route::Completions,
         deadline_ms: 59_000,
     }
@@ -495,6 +503,7 @@ fn load_report() -> LoadReport {
         handoffs_pulling: by(Origin::Unknown)(0),
         prefill_tokens_per_s: by(Origin::InFlightTable)(12_345.5),
         decode_tokens_per_s: by(Origin::EngineMetric)(50.0),
+        quarantined: true,
         kv_in: by(Origin::EngineMetric)(KvIn {
             bytes_per_s: 12.5e9,
             transport: Some(Transport::Rdma),

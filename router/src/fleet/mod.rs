@@ -217,9 +217,9 @@ impl Fleet {
         blame
     }
 
-    /// KV that reached this worker's engine cannot be trusted.
-    pub async fn quarantine(&self, worker: &Worker) -> Result<(), Error> {
-        self.quarantines.impose(worker, &self.calls).await
+    /// KV that reached this worker's engine cannot be trusted, and its sidecar knows.
+    pub fn quarantined(&self, worker: &Worker) {
+        self.quarantines.note(worker);
     }
 
     /// Forgets workers whose registration lapsed and what else is over, and shows how much is known. To be called twice a

@@ -18,17 +18,17 @@ const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 pub(super) struct Quarantines(Mutex<HashMap<Incarnation, (u64, Instant)>>);
 
 impl Quarantines {
-    /// This engine must not be trusted from now on: its sidecar is told, and whichever sidecar comes after it.
-    pub(super) async fn impose(&self, worker: &Worker, calls: &Calls) -> Result<(), Error> {
-        let life = worker.incarnation();
-        if let Some(life) = &life {
-            let mut engines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = Instant::now();
-            engines.retain(|_, (_, since)| now.duration_since(*since) < REMEMBERED);
-            let (number, _) = engines.get(life).copied().unwrap_or((0, now));
-            engines.insert(life.clone(), (number + 1, now));
-        }
-        self.tell(worker, life.as_ref(), calls).await
+    /// This worker's sidecar has quarantined its engine. Whichever sidecar comes after it is told.
+    pub(super) fn note(&self, worker: &Worker) {
+        let Some(life) = worker.incarnation() else {
+            return;
+        };
+        let mut engines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        engines.retain(|_, (_, since)| now.duration_since(*since) < REMEMBERED);
+        let (number, _) = engines.get(&life).copied().unwrap_or((0, now));
+        engines.insert(life, (number + 1, now));
+        worker.tell_quarantine(number + 1);
     }
 
     /// A sidecar said which life its engine is in: it is told of what it cannot know.

@@ -121,6 +121,9 @@ impl Session {
         let stall = |load: &LoadReport| load.stall.as_ref().map(|stall| stall.value.clone());
         self.worker
             .heard_of_stalls(stall(&told.load).as_ref(), stall(&load).as_ref());
+        if load.quarantined && !self.worker.is_quarantined() {
+            self.fleet.quarantined(&self.worker);
+        }
         self.change(|told| told.load = load);
     }
 

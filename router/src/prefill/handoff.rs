@@ -1,8 +1,8 @@
 //! A ticket's way through a decode worker, up to the commit point.
 //!
-//! The decode sidecar answers when its engine has shown a token. Then, and before the client sees a byte, the prefill
-//! sidecar must confirm that the KV was still the right one: settle. If it cannot, the answer is withheld, the decode
-//! worker's cache is quarantined, for it may hold foreign KV now, and the request is computed anew.
+//! The decode sidecar answers when its engine has shown a token and the prefill sidecar has confirmed that the KV was
+//! still the right one: settle. If it cannot, the answer is withheld, the decode worker's cache is quarantined, for it may
+//! hold foreign KV now, and the request is computed anew.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -54,20 +54,23 @@ pub async fn decode(
             held.proof.used(&usage);
         }
         let error = match answer {
-            Ok(answer) => return commit(attempt, *held, answer, decode, reservation).await,
+            Ok(answer) => return Ok(commit(attempt, *held, answer, decode, reservation)),
             Err(error) => error,
         };
         attempt.router.metrics.attempt_failed(&error);
+        if error.stage == Stage::Handoff {
+            return not_confirmed(attempt, *held, &decode, error).await;
+        }
+        note_failure(attempt, &held, &decode, &error);
         if error.retry != Retry::Safe || tried.len() >= MOST_CLAIMS || held.lease_left_ms() == 0 {
-            return give_up(attempt, *held, &decode, error).await;
+            return give_up(*held, Waste::NotDecoded, error).await;
         }
         // The engine has not seen the ticket: another decode worker may have it.
-        note_failure(attempt, &held, &decode, &error);
         let snapshot = attempt.router.fleet.snapshot();
         let question = attempt.question(&snapshot, &planned.prediction, &NO_LESSONS);
         let planning = &attempt.router.planning;
         let Some(other) = planning.another_decode(&question, held.worker.id(), &tried) else {
-            return give_up(attempt, *held, &decode, error).await;
+            return give_up(*held, Waste::NotDecoded, error).await;
         };
         match attempt
             .router
@@ -76,7 +79,7 @@ pub async fn decode(
             .await
         {
             Ok(ticket) => held.renewed(ticket),
-            Err(refused) => return give_up(attempt, *held, &decode, refused).await,
+            Err(refused) => return give_up(*held, Waste::NotDecoded, refused).await,
         }
         tried.push(other.id().clone());
         decode = other;
@@ -156,13 +159,14 @@ async fn ask(
         return Err(Error::new(
             ErrorKind::LeaseExpired,
             Source::Router,
-            Stage::Handoff,
+            Stage::Decode,
             message,
         ));
     }
     let call = DecodeCall {
         request: fresh_id(),
         ticket,
+        prefill_at: Some(held.worker.url("")),
         route: attempt.request.route(),
         deadline_ms: attempt.time_left_ms(),
     };
@@ -200,14 +204,24 @@ fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Err
     }
 }
 
-async fn give_up(
+/// The prefill side does not confirm the KV. If decode had an answer by then, that was withheld, and its cache quarantined.
+async fn not_confirmed(
     attempt: &Attempt<'_>,
-    mut held: Held,
+    held: Held,
     decode: &Worker,
     error: Error,
 ) -> Result<Decoded, Error> {
-    held.spent.wasted(Waste::NotDecoded);
-    note_failure(attempt, &held, decode, &error);
+    let mut cause = Waste::NotDecoded;
+    if error.retry != Retry::Safe {
+        cause = Waste::Withheld;
+        attempt.router.metrics.unsettled.inc();
+        attempt.router.fleet.quarantined(decode);
+    }
+    give_up(held, cause, error).await
+}
+
+async fn give_up(mut held: Held, cause: Waste, error: Error) -> Result<Decoded, Error> {
+    held.spent.wasted(cause);
     held.release.now().await;
     // The handoff is over; whatever comes next starts from nothing.
     let retry = if error.source_of_blame == Source::Client {
@@ -218,38 +232,24 @@ async fn give_up(
     Err(error.retry(retry))
 }
 
-async fn commit(
+fn commit(
     attempt: &Attempt<'_>,
     mut held: Held,
     answer: LegAnswer,
     decode: Arc<Worker>,
     reservation: Reservation,
-) -> Result<Decoded, Error> {
+) -> Decoded {
     if !answer.status().is_success() {
         // The engine judged the request and did not fetch the KV: the guard gives it up.
         held.spent.wasted(Waste::NotDecoded);
-        return Ok(Decoded {
+        return Decoded {
             answer,
             worker: decode,
             reservation,
             bytes: 0,
-        });
+        };
     }
     let router = attempt.router;
-    if let Err(error) = router.calls.settle(&held.worker, &held.ticket.id).await {
-        tracing::warn!(ticket = %held.ticket.id, decode = %decode.id(), %error, "handoff not settled, answer withheld");
-        drop(answer);
-        held.spent.wasted(Waste::Withheld);
-        router.metrics.unsettled.inc();
-        router.metrics.attempt_failed(&error);
-        if let Err(error) = router.fleet.quarantine(&decode).await {
-            // Its cache may hold foreign KV and could not be told so: it is avoided instead.
-            tracing::error!(decode = %decode.id(), %error, "the decode worker could not be quarantined");
-            decode.failed();
-        }
-        held.release.now().await;
-        return Err(error.retry(Retry::AfterCancel));
-    }
     if let Some(life) = decode.incarnation() {
         router.fleet.pair_proven(&held.ticket.incarnation, &life);
     }
@@ -257,10 +257,10 @@ async fn commit(
     held.release.disarm();
     held.spent.used();
     router.metrics.handoff_bytes.inc_by(bytes);
-    Ok(Decoded {
+    Decoded {
         answer,
         worker: decode,
         reservation,
         bytes,
-    })
+    }
 }

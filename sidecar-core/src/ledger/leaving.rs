@@ -150,7 +150,7 @@ impl Ledger {
         let mut entries = self.lock();
         if matches!(entries.get(id), Some(Entry::Leaving(_))) {
             self.metrics.ended(TicketEnd::Released);
-            self.put(&mut entries, id, over());
+            self.put(&mut entries, id, over(true));
         }
     }
 

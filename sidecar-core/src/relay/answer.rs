@@ -22,6 +22,7 @@ use super::leg::{
     too_late,
 };
 use super::stream;
+use super::vigil::Vigil;
 use crate::core::Core;
 use crate::engine::Engine;
 
@@ -54,8 +55,11 @@ pub async fn decode<E: Engine>(
     }
     let terms = leg.terms(&core, &arrived.call.request);
     let body = core.engine.decode_body(&arrived.request, ticket, terms)?;
-    leg.uses(core.used.use_once(ticket)?);
-    relay(core, arrived, leg, body).await
+    let vigil = Vigil::begin(&core, &arrived.call).await?;
+    let using = core.used.use_once(ticket)?;
+    vigil.watch(&using);
+    leg.uses(using);
+    relay(core, arrived, leg, vigil, body).await
 }
 
 /// A local leg: one engine does it all.
@@ -68,7 +72,7 @@ pub async fn generate<E: Engine>(
     let mut leg = ActiveLeg::enter(&core, &arrived).await?;
     let terms = leg.terms(&core, &arrived.call.request);
     let body = core.engine.local_body(&arrived.request, terms);
-    relay(core, arrived, leg, body).await
+    relay(core, arrived, leg, Vigil::none(), body).await
 }
 
 /// Whether a ticket may be used here for these bytes at all.
@@ -96,16 +100,25 @@ async fn relay<E: Engine, C: Call>(
     core: Arc<Core<E>>,
     arrived: Arrived<C>,
     mut leg: ActiveLeg,
+    mut vigil: Vigil<E>,
     body: String,
 ) -> Result<Response<Body>, Error> {
     let span = tracing::info_span!("leg", stage = %C::STAGE, request = %arrived.call.request(), trace = %arrived.trace.trace_id());
     let revoked = leg.revocation();
     let answer = async {
         let response = send(&core, &arrived, body, arrived.time_left()).await?;
-        answer(&core, &arrived, response, &mut leg).await
+        let answer = answer(&core, &arrived, response, &mut leg).await;
+        if leg.has_fetched() && !answer.as_ref().is_ok_and(Answer::has_tokens) {
+            vigil.unfetched();
+        }
+        answer
     };
     let answer = revoked.run_until_cancelled(answer.instrument(span)).await;
-    match answer.unwrap_or_else(|| Err(was_revoked(C::STAGE))) {
+    let answer = match answer.unwrap_or_else(|| Err(was_revoked(C::STAGE))) {
+        Ok(answer) if answer.has_tokens() => vigil.settle().await.map(|()| answer),
+        other => other,
+    };
+    match answer {
         Ok(Answer::Whole(response)) => {
             leg.end(None);
             Ok(response)
@@ -127,6 +140,16 @@ async fn relay<E: Engine, C: Call>(
 enum Answer<E> {
     Whole(Response<Body>),
     Stream(HeaderValue, stream::Committed<E>),
+}
+
+impl<E> Answer<E> {
+    /// It is no judgement on the request.
+    fn has_tokens(&self) -> bool {
+        match self {
+            Self::Whole(response) => response.status().is_success(),
+            Self::Stream(..) => true,
+        }
+    }
 }
 
 async fn answer<E: Engine, C: Call>(

@@ -192,6 +192,11 @@ impl ActiveLeg {
         }
     }
 
+    /// Whether that is so.
+    pub fn has_fetched(&self) -> bool {
+        self.using.is_none()
+    }
+
     /// For how long it has been in the engine.
     pub fn elapsed(&self) -> Duration {
         self.entry.since().elapsed()

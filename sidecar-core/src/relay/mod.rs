@@ -13,3 +13,4 @@ pub mod prefill;
 pub mod progress;
 pub mod stream;
 pub mod used;
+pub mod vigil;

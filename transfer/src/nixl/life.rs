@@ -5,24 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nixl_sys::{
-    Agent, AgentConfig as NixlConfig, MemType, NixlError, NotificationMap, OptArgs,
-    RegistrationHandle, ThreadSync, XferDescList, XferOp, XferRequest, XferStatus,
-};
+use nixl_sys::{Agent, NixlError, RegistrationHandle, XferOp, XferRequest, XferStatus};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Command;
+use super::calls::{heard, list, lost, notifying, start};
+use super::flight::Flight;
 use crate::agent::Read;
 use crate::inbox::Inbox;
-use crate::pool::{Retired, Slots};
+use crate::pool::Retired;
 use crate::raw::Memory;
-use crate::{AgentConfig, Metadata, Notification, ReadFailed, TransferError};
-
-/// Devices of an agent that is not told which.
-const LOOPBACK_DEVICE: &str = "lo";
-
-/// With less, its progress thread takes all of a core.
-const LEAST_DELAY: Duration = Duration::from_micros(10);
+use crate::{AgentConfig, Metadata, ReadFailed, TransferError};
 
 /// How long transfers that are under way may still end by themselves when the agent ends.
 const LINGER: Duration = Duration::from_secs(1);
@@ -70,16 +63,6 @@ pub(super) struct Life {
     heard: Instant,
     commands: mpsc::Receiver<Command>,
     shared: Shared,
-}
-
-/// A transfer that has no terminal status yet.
-struct Flight {
-    request: XferRequest,
-    slots: Slots,
-    /// `None` when it has been answered already.
-    answer: Option<oneshot::Sender<Result<Slots, ReadFailed>>>,
-    peer: String,
-    since: Instant,
 }
 
 impl Life {
@@ -313,89 +296,5 @@ impl Life {
         for flight in self.flights.drain(..) {
             flight.abandon();
         }
-    }
-}
-
-impl Flight {
-    /// It has a terminal status. The request goes first, so that NIXL knows nothing of the slots any more.
-    fn land(self, outcome: Result<(), NixlError>) {
-        drop(self.request);
-        let slots = self.slots;
-        let outcome = match outcome {
-            Ok(()) => Ok(slots),
-            Err(error) => Err(ReadFailed::with(lost(&error, &self.peer), slots)),
-        };
-        if let Some(answer) = self.answer {
-            // Dropped if nobody waits: that gives the slots back.
-            let _ = answer.send(outcome);
-        }
-    }
-
-    /// The agent ends and this does not: its memory is never used for anything else.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a network card may write there for as long as the process lives"
-    )]
-    fn abandon(self) {
-        tracing::warn!(
-            peer = self.peer,
-            bytes = self.slots.bytes(),
-            "a transfer outlives its agent, so its memory is never used again"
-        );
-        drop(self.request);
-        std::mem::forget(self.slots);
-    }
-}
-
-fn start(config: &AgentConfig) -> Result<Agent, NixlError> {
-    let delay = config.progress_delay.max(LEAST_DELAY).as_micros();
-    let own = NixlConfig {
-        enable_prog_thread: true,
-        enable_listen_thread: false,
-        // `nixl-sys` lets two threads call into one agent, which NIXL allows only with this.
-        thread_sync: ThreadSync::Rw,
-        pthr_delay_us: u64::try_from(delay).unwrap_or(u64::MAX),
-        ..NixlConfig::default()
-    };
-    let agent = Agent::new_configured(&config.name, &own)?;
-    let (_, mut parameters) = agent.get_plugin_params("UCX")?;
-    let devices = config.devices.as_deref().unwrap_or(LOOPBACK_DEVICE);
-    parameters.set("engine_config", &format!("NET_DEVICES={devices}"))?;
-    agent.create_backend("UCX", &parameters)?;
-    Ok(agent)
-}
-
-fn list<'a>() -> Result<XferDescList<'a>, NixlError> {
-    XferDescList::new(MemType::Dram)
-}
-
-fn notifying(message: &[u8]) -> Result<OptArgs, NixlError> {
-    let mut options = OptArgs::new()?;
-    options.set_notification_message(message)?;
-    options.set_has_notification(true)?;
-    Ok(options)
-}
-
-/// As bytes: `nixl-sys` also offers them as text, and loses all of them if one is none.
-fn heard(agent: &Agent) -> Result<Vec<Notification>, NixlError> {
-    let mut map = NotificationMap::new()?;
-    agent.get_notifications(&mut map, None)?;
-    let mut heard = Vec::new();
-    for name in map.agents().flatten() {
-        for message in map.get_notifications(name)?.flatten() {
-            heard.push(Notification {
-                agent: name.to_owned(),
-                message,
-            });
-        }
-    }
-    Ok(heard)
-}
-
-/// NIXL folds a lost peer and most other failures into one code.
-fn lost(error: &NixlError, peer: &str) -> TransferError {
-    match error {
-        NixlError::NotFound => TransferError::Unknown(peer.to_owned()),
-        _ => TransferError::Disconnected(peer.to_owned()),
     }
 }

@@ -3,6 +3,8 @@
 //! NIXL's calls hold a lock while they copy (over shared memory a whole transfer runs inside the call that begins it), so
 //! none of them is made on a thread that has something else to do.
 
+mod calls;
+mod flight;
 mod life;
 
 use std::sync::Arc;

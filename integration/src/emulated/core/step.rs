@@ -352,16 +352,22 @@ impl State {
                 model::beginning(&self.pool.read(block, within, row))
             }
         };
-        let mut written = vec![0; row];
-        for at in sequence.computed..sequence.computed + tokens {
+        let (mut at, end) = (sequence.computed, sequence.computed + tokens);
+        let mut written = Vec::new();
+        while at < end {
+            // As many rows at once as are left in the block.
             let (block, within) = place(sequence, at);
-            previous = model::write_row(previous, sequence.tokens[at], &mut written);
+            let rows = (block_size - at % block_size).min(end - at);
+            written.resize(rows * row, 0);
+            for (token, row) in sequence.tokens[at..].iter().zip(written.chunks_mut(row)) {
+                previous = model::write_row(previous, *token, row);
+            }
             self.pool.write(block, within, &written);
+            at += rows;
         }
         sequence.computed += tokens;
         let mut unattended = sequence.unattended();
         while let Some(at) = unattended.next() {
-            // As many rows at once as are left in the block.
             let (block, within) = place(sequence, at);
             let rows = (block_size - at % block_size).min(unattended.len() + 1);
             sequence.attend(&self.pool.read(block, within, rows * row), row);

@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use baton_transfer::{Agent, AgentConfig, TransferError};
+use baton_transfer::Agent;
 use rand::Rng;
 use tokio_util::sync::CancellationToken;
 
 use super::super::core::{Core, Listener, Mortal, Stats};
-use super::super::memory::Memory;
 use super::super::tokenizer::Tokenizer;
 use super::config::{Config, EventsConfig};
 use super::publisher::{Faults, Publisher, PublisherConfig};
@@ -18,9 +17,9 @@ use super::script::{Http, Leg, Rule};
 use super::seen::{Fate, Seen};
 use super::server;
 use super::side_channel::{self, HandshakeFacts, SideChannel};
-use super::telling::{LAYERS, Telling};
+use super::telling::Telling;
 use super::texts::Text;
-use super::transfer::Transfer;
+use super::transfer::{self, Transfer};
 use crate::wait::until_some;
 
 /// From the death of the scheduler to the end of the process; the real one takes up to a second.
@@ -172,7 +171,9 @@ impl EmulatedVllm {
 
     async fn boot_rank(&self, rank: u32, engine_id: &str, death: &Arc<Death>) -> Rank {
         let config = &self.inner.config;
-        let (agent, memory, facts) = self.memory(engine_id).await.expect("an agent and memory");
+        let (agent, memory, facts) = transfer::memory(config, engine_id, uuid())
+            .await
+            .expect("an agent and memory");
         let landing = agent.register(config.core(rank).block_bytes(), config.blocks as usize);
         let landing = landing.await.expect("as much memory again");
         let publisher = match &config.events {
@@ -193,7 +194,7 @@ impl EmulatedVllm {
             Arc::clone(death) as Arc<dyn Mortal>,
         );
         let dead = death.dead.clone();
-        tokio::spawn(listen_to_agents(agent.clone(), Arc::clone(&core)));
+        tokio::spawn(transfer::listen(agent.clone(), Arc::clone(&core)));
         let work = Arc::clone(&core).run();
         tokio::spawn(async move { dead.run_until_cancelled(work).await });
         let side_channel = match config.role {
@@ -207,39 +208,6 @@ impl EmulatedVllm {
             agent,
             side_channel: Mutex::new(side_channel),
         }
-    }
-
-    /// An agent, KV memory that it has registered, and what the side channel says of both.
-    async fn memory(
-        &self,
-        engine_id: &str,
-    ) -> Result<(Agent, Memory, HandshakeFacts), TransferError> {
-        let config = &self.inner.config;
-        let block_len_bytes = config.core(0).block_bytes() / LAYERS;
-        let agent = AgentConfig {
-            bandwidth: config.kv_bandwidth,
-            ..AgentConfig::new(uuid())
-        };
-        let agent = Agent::start(&config.fabric, agent).await?;
-        let layer_bytes = block_len_bytes * config.blocks as usize;
-        let regions = agent.register(layer_bytes, LAYERS).await?;
-        let regions = regions
-            .take(LAYERS)
-            .ok_or(TransferError::NoRoom(layer_bytes))?;
-        let facts = HandshakeFacts {
-            compatibility_hash: config.compatibility_hash.clone(),
-            engine_id: engine_id.to_owned(),
-            metadata: agent.metadata().await?,
-            block_size: config.block_size,
-            block_len_bytes: block_len_bytes as u64,
-            num_blocks: u64::from(config.blocks),
-            base_addresses: (0..LAYERS)
-                .map(|layer| regions.span(layer).address)
-                .collect(),
-            layout: config.layout.clone(),
-            attention_backend: "CPU_ATTN".to_owned(),
-        };
-        Ok((agent, Memory::Registered(regions), facts))
     }
 
     async fn listen(&self, rank: u32, facts: &HandshakeFacts) -> side_channel::Listener {
@@ -533,17 +501,6 @@ impl EmulatedVllm {
             flags.extend(["--engine-api-key".to_owned(), key.clone()]);
         }
         flags
-    }
-}
-
-/// Takes notifications until the agent ends. The real scheduler looks for them between its steps: one that stands still
-/// hears nothing.
-async fn listen_to_agents(agent: Agent, core: Arc<Core>) {
-    while let Ok(notifications) = agent.notifications().await {
-        core.thawed().await;
-        for notification in notifications {
-            core.notified(&notification.message);
-        }
     }
 }
 

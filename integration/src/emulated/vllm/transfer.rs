@@ -7,10 +7,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use baton_transfer::{Agent, Peer, Pool, ReadFailed, Span};
+use baton_transfer::{Agent, AgentConfig, Peer, Pool, ReadFailed, Span, TransferError};
 
-use super::super::core::{Failure, Network, Pending, Remote};
+use super::super::core::{Core, Failure, Network, Pending, Remote};
+use super::super::memory::Memory;
+use super::config::Config;
 use super::side_channel::{self, HandshakeFacts};
+use super::telling::LAYERS;
 
 /// The real engine waits for its KV as long as the holder stands still.
 const NO_DEADLINE: Duration = Duration::MAX;
@@ -132,5 +135,49 @@ impl Inner {
         }
         let divides = facts.block_size > 0 && self.own.block_size.is_multiple_of(facts.block_size);
         divides.then_some(()).ok_or("block sizes do not divide")
+    }
+}
+
+/// An agent of this name, KV memory that it has registered, and what the side channel says of both.
+pub(super) async fn memory(
+    config: &Config,
+    engine_id: &str,
+    agent: String,
+) -> Result<(Agent, Memory, HandshakeFacts), TransferError> {
+    let agent = AgentConfig {
+        bandwidth: config.kv_bandwidth,
+        ..AgentConfig::new(agent)
+    };
+    let agent = Agent::start(&config.fabric, agent).await?;
+    let block_len_bytes = config.core(0).block_bytes() / LAYERS;
+    let layer_bytes = block_len_bytes * config.blocks as usize;
+    let regions = agent.register(layer_bytes, LAYERS).await?;
+    let regions = regions
+        .take(LAYERS)
+        .ok_or(TransferError::NoRoom(layer_bytes))?;
+    let facts = HandshakeFacts {
+        compatibility_hash: config.compatibility_hash.clone(),
+        engine_id: engine_id.to_owned(),
+        metadata: agent.metadata().await?,
+        block_size: config.block_size,
+        block_len_bytes: block_len_bytes as u64,
+        num_blocks: u64::from(config.blocks),
+        base_addresses: (0..LAYERS)
+            .map(|layer| regions.span(layer).address)
+            .collect(),
+        layout: config.layout.clone(),
+        attention_backend: "CPU_ATTN".to_owned(),
+    };
+    Ok((agent, Memory::Registered(regions), facts))
+}
+
+/// Takes notifications until the agent ends. The real scheduler looks for them between its steps: one that stands still
+/// hears nothing.
+pub(super) async fn listen(agent: Agent, core: Arc<Core>) {
+    while let Ok(notifications) = agent.notifications().await {
+        core.thawed().await;
+        for notification in notifications {
+            core.notified(&notification.message);
+        }
     }
 }

@@ -126,6 +126,7 @@ fn with_lease(lease: u64, left: u64) -> Good {
         value(&DecodeCall {
             request: fresh(),
             ticket: ticket(body, lease, left),
+            prefill_at: None,
             route: Route::Completions,
             deadline_ms: 10_000,
         })
