@@ -16,7 +16,7 @@ use crate::http::wait_for;
 use crate::progress::Progress;
 
 /// A client bounds each of its requests; this is for one that is stuck in another way.
-const CLIENT_BOUND: Duration = Duration::from_mins(20);
+const CLIENT_BOUND: Duration = Duration::from_mins(30);
 
 /// One line that a client prints.
 #[derive(Deserialize)]

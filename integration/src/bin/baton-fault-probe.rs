@@ -30,7 +30,7 @@ struct Args {
     /// A short cut of it: one prefill and one decode engine, three rows.
     #[arg(long)]
     smoke: bool,
-    /// Run only rows whose names contain this; repeatable.
+    /// Run only rows whose names contain this; repeatable. With --smoke on its two engines.
     #[arg(long, value_name = "PART")]
     row: Vec<String>,
     /// The same seed asks the same things.

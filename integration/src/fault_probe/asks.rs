@@ -15,6 +15,9 @@ const TOKENS: std::ops::Range<u32> = 5..1024;
 /// Prompt tokens of most requests.
 const SHORT: usize = 5 * BLOCK + 7;
 
+/// Blocks that such a prompt takes.
+pub const USUAL_BLOCKS: usize = SHORT.div_ceil(BLOCK);
+
 /// Prompt tokens of a request that takes the prefill engine a dozen steps.
 const LONG: usize = 43 * BLOCK + 7;
 

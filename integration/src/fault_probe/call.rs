@@ -71,6 +71,7 @@ impl Call {
     }
 
     /// The client waits for so much longer, from now on.
+    #[must_use]
     pub fn patient(mut self, patience: Duration) -> Self {
         self.deadline = Instant::now() + patience;
         self

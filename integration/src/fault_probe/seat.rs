@@ -18,7 +18,7 @@ pub const BLOCK: usize = 32;
 pub const PREFILL_BLOCKS: usize = 96;
 
 /// Sequences that a decode engine runs at once.
-pub const DECODE_PLACES: usize = 4;
+const DECODE_PLACES: usize = 4;
 
 /// Longest sequence.
 pub const MAX_LENGTH: usize = 2048;

@@ -4,43 +4,37 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::fault_probe::asks::USUAL_BLOCKS;
 use crate::fault_probe::call::{Call, Ended};
 use crate::fault_probe::look;
 use crate::fault_probe::scene::{Asked, Scene};
-use crate::fault_probe::seat::DECODE_PLACES;
+use crate::fault_probe::seat::PREFILL_BLOCKS;
 use crate::fault_probe::stand::Who;
 use crate::fault_probe::verdict::Verdict;
 
-/// Requests with short prompts: with six blocks each they fill the prefill engine.
-const SHORT: usize = 16;
+/// So many of the usual prompts fit into the prefill engine at once, beside the null block.
+const FITTING: usize = (PREFILL_BLOCKS - 1) / USUAL_BLOCKS;
 
-/// Requests with long ones, of which two fill it.
+/// Requests with long prompts, of which two fill it.
 const LONG: usize = 8;
-
-/// Share of its blocks beyond which the prefill engine has none for the next prompt.
-const FULL: f64 = 0.9;
 
 /// The last of them waits for all others.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// Decode is frozen until the prefill engine has no block left for the next prompt and more handoffs wait than decode has
-/// places for. From then on it is busy.
+/// Decode is frozen until the prefill engine is full of what it holds for it: more than it has places for. Then come long
+/// prompts on top, and decode goes on.
 pub(super) fn crowd(scene: &mut Scene<'_>) -> Result<()> {
-    let mut crowd = Vec::new();
-    for at in 0..SHORT + LONG {
-        let stream = at % 2 == 0;
-        let ask = if at < SHORT {
-            scene.workload.usual(stream)
-        } else {
-            scene.workload.long_prompt(stream)
-        };
-        crowd.push(scene.know(ask)?);
-    }
+    let usual = (0..=FITTING).map(|at| scene.workload.usual(at.is_multiple_of(2)));
+    let mut asks: Vec<_> = usual.collect();
+    asks.extend((0..LONG).map(|at| scene.workload.long_prompt(at.is_multiple_of(2))));
+    let crowd: Result<Vec<Asked>> = asks.into_iter().map(|ask| scene.know(ask)).collect();
+    let crowd = crowd?;
     scene.of_all_kinds();
+    let (usual, long) = crowd.split_at(FITTING + 1);
     scene.stand.engine(Who::Decode)?.freeze()?;
-    let calls: Result<Vec<_>> = crowd.iter().map(|asked| scene.begin(asked)).collect();
-    let calls = calls?;
+    let mut calls = begin(scene, usual)?;
     until_full(scene)?;
+    calls.extend(begin(scene, long)?);
     scene.stand.engine(Who::Decode)?.thaw()?;
     let thawed = Instant::now();
     let ended = finish(calls);
@@ -50,14 +44,16 @@ pub(super) fn crowd(scene: &mut Scene<'_>) -> Result<()> {
     scene.quiet_since(since)
 }
 
+fn begin(scene: &Scene<'_>, crowd: &[Asked]) -> Result<Vec<Call>> {
+    crowd.iter().map(|asked| scene.begin(asked)).collect()
+}
+
+/// All prompts that fit are held, and the one beyond them waits.
 fn until_full(scene: &Scene<'_>) -> Result<()> {
+    scene.until_claimed(i64::try_from(FITTING)?)?;
     let engine = scene.stand.seat(Who::Prefill)?.engine_url();
-    let sidecar = scene.stand.seat(Who::Decode)?.sidecar_url();
-    scene.until("there is no room", || {
-        let prefill = look::engine(&engine)?;
-        let full = prefill.usage > FULL && prefill.waiting > 0.0;
-        let legs = usize::try_from(look::in_flight(&sidecar, "decode")?)?;
-        Ok(full && legs > 2 * DECODE_PLACES)
+    scene.until("a prompt waits for blocks", || {
+        Ok(look::engine(&engine)?.waiting > 0.0)
     })
 }
 

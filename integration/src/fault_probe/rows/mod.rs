@@ -81,9 +81,9 @@ pub fn count(whole: bool) -> u64 {
 pub fn run(parts: Parts, only: &[String], seed: u64, report: &Report) -> Result<()> {
     let whole = parts.whole;
     let mut scene = Scene::boot(parts, seed, report)?;
-    let wanted = |row: &&Row| {
-        let named = only.iter().any(|part| row.name.contains(part.as_str()));
-        (whole || row.smoke) && (only.is_empty() || named)
+    let wanted = |row: &&Row| match only {
+        [] => whole || row.smoke,
+        parts => parts.iter().any(|part| row.name.contains(part.as_str())),
     };
     for row in ROWS.iter().filter(wanted) {
         let ran = scene.enter(row.name).and_then(|()| (row.run)(&mut scene));
