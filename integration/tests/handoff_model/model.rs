@@ -1,5 +1,6 @@
 //! Two routers, each with one split request; one prefill and one decode worker.
 //!
+//! That the decode side settles, and not the router, changes nothing here: it is one more message of the same two.
 //! Messages may be late, lost with whoever sent them, or, for a decode call, delivered twice. Each process may die once:
 //! a router, either sidecar, the prefill engine. Time is not modelled but for its order: the sidecar's idea of a lease
 //! ends before the engine's, and an engine has noticed that a leg was cut off before KV is given back for it.
@@ -66,6 +67,8 @@ struct Handoff {
     /// Times the decode engine was given it.
     given: u8,
     blocks: Blocks,
+    /// The engine was told that it may have them back.
+    given_back: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -76,7 +79,7 @@ struct State {
     decode_sidecar_may_die: bool,
     /// The prefill sidecar's ledger was lost with it.
     ledger_lost: bool,
-    /// KV was given back while it was being read by a leg that goes on.
+    /// KV was given back under a leg that goes on, or before it was read.
     torn: bool,
 }
 
@@ -137,6 +140,7 @@ fn start() -> Handoff {
         fetch: Fetch::Idle,
         given: 0,
         blocks: Blocks::Held(0),
+        given_back: false,
     }
 }
 
@@ -218,9 +222,11 @@ impl Protocol {
             Action::CallArrives(_) => self.call(handoff),
             Action::Read(_) => {
                 let right = handoff.blocks == Blocks::Held(0);
+                let torn = handoff.given_back;
                 handoff.fetch = Fetch::Has { right };
                 // The engine that has read says so to the one that holds.
                 handoff.blocks = Blocks::Free;
+                next.torn |= torn;
             }
             Action::FirstToken(_) => {
                 handoff.memory = handoff.memory.end(Fate::Answered);
@@ -268,6 +274,7 @@ impl Protocol {
                 let read = matches!(handoff.fetch, Fetch::Reads { .. });
                 handoff.entry = handoff.entry.given_back();
                 handoff.blocks = Blocks::Free;
+                handoff.given_back = true;
                 next.torn |= read;
             }
             Action::LedgerLapses(_) => {
@@ -439,8 +446,8 @@ impl Model for Protocol {
 const RIGHT: &str = "the client's tokens are of the right KV";
 /// No engine is given a ticket twice.
 const ONCE: &str = "a ticket is used once";
-/// No KV is given back under a leg that goes on.
-const WHOLE: &str = "nothing is given back while it is read";
+/// No KV is given back that a leg still reads, or begins to read afterwards.
+const WHOLE: &str = "nothing is read that was given back";
 /// Whatever the engine holds, somebody is going to end.
 const OWNED: &str = "held KV is owned";
 const COMMITS: &str = "both requests are served";
