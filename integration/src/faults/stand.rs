@@ -6,9 +6,11 @@
 //! A liar stands behind a proxy where there is one.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use baton_sidecar_core::relay::vigil::BOOT;
 use tokio::sync::Mutex;
+use tokio::time::sleep;
 
 use super::liar::{Liar, Lie};
 use super::schedule::{ROUTERS, WORKERS};
