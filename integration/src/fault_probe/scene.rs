@@ -78,7 +78,6 @@ impl<'a> Scene<'a> {
         self.asked.clear();
         self.kind = "";
         self.stranded = self.stranded()?;
-        self.report.request();
         Ok(())
     }
 
@@ -115,7 +114,6 @@ impl<'a> Scene<'a> {
         self.kind = if ask.stream { ", stream" } else { ", whole" };
         let asked = Asked { ask, right };
         self.asked.push(asked.clone());
-        self.report.request();
         Ok(asked)
     }
 

@@ -16,7 +16,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of a run of so many requests.
+    /// Of a run of so many requests, or of so many other steps.
     pub fn new(total: u64) -> Self {
         Self {
             out: Mutex::new(io::stdout()),
@@ -26,7 +26,7 @@ impl Report {
         }
     }
 
-    /// One more request is done.
+    /// One more of them is done.
     pub fn request(&self) {
         let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
         let total = self.total.max(done);

@@ -92,6 +92,7 @@ pub fn run(parts: Parts, only: &[String], seed: u64, report: &Report) -> Result<
             scene.stand.thaw_all()?;
             scene.stand.check_running()?;
         }
+        report.request();
     }
     Ok(())
 }
