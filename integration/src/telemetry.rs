@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use baton_daemon::metrics::Registry;
+use baton_proto::load::Transport;
 use baton_proto::{Error, ErrorKind, Source, Stage};
 use baton_router::metrics::Metrics as RouterMetrics;
 use baton_router::prefill::Waste;
@@ -158,6 +159,7 @@ fn sidecar() -> Registry {
     for answered in [true, false] {
         metrics.view.replayed(answered);
     }
+    metrics.transfers.transport(Some(Transport::Memory));
     registry
 }
 

@@ -212,7 +212,7 @@ impl Fleet {
 
     /// A handoff between these two engines failed in them.
     pub fn pair_suspected(&self, prefill: &Incarnation, decode: &Incarnation) -> Blame {
-        let blame = self.pairs.suspect((prefill.clone(), decode.clone()));
+        let blame = self.pairs.suspect(&(prefill.clone(), decode.clone()));
         self.refresh();
         blame
     }

@@ -88,9 +88,9 @@ impl Pairs {
     }
 
     /// A handoff failed in the engines.
-    pub(super) fn suspect(&self, lives: Lives) -> Blame {
+    pub(super) fn suspect(&self, lives: &Lives) -> Blame {
         let mut pairs = self.lock();
-        let failures = match pairs.get(&lives) {
+        let failures = match pairs.get(lives) {
             Some(Knowledge::Broken) => {
                 return Blame {
                     prefill: false,
@@ -106,7 +106,7 @@ impl Pairs {
         pairs.insert(lives.clone(), Knowledge::Suspected { failures, until });
         let suspected = |of: fn(&Lives) -> &Incarnation| {
             let pairs = pairs.iter().filter(|(_, known)| known.is_suspected());
-            pairs.filter(|(pair, _)| of(pair) == of(&lives)).count() >= ENGINES_FAULT
+            pairs.filter(|(pair, _)| of(pair) == of(lives)).count() >= ENGINES_FAULT
         };
         Blame {
             prefill: suspected(|(prefill, _)| prefill),
@@ -158,7 +158,7 @@ mod tests {
         assert!(pairs.proven(pair.clone()), "news");
         assert!(!pairs.proven(pair.clone()), "no news");
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
-            assert_eq!(pairs.suspect(pair.clone()), NOBODY);
+            assert_eq!(pairs.suspect(&pair), NOBODY);
             assert_eq!(
                 avoided_for(&pairs, &pair),
                 Some(Duration::from_secs(seconds))
@@ -166,27 +166,27 @@ mod tests {
         }
         assert!(pairs.proven(pair.clone()), "news");
         assert_eq!(avoided_for(&pairs, &pair), None);
-        pairs.suspect(pair.clone());
+        pairs.suspect(&pair);
         assert_eq!(avoided_for(&pairs, &pair), Some(Duration::from_secs(1)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_engine_that_fails_with_several_is_to_blame() {
         let pairs = Pairs::default();
-        assert_eq!(pairs.suspect(lives("p0", "d0")), NOBODY);
-        let blame = pairs.suspect(lives("p0", "d1"));
+        assert_eq!(pairs.suspect(&lives("p0", "d0")), NOBODY);
+        let blame = pairs.suspect(&lives("p0", "d1"));
         assert_eq!((blame.prefill, blame.decode), (true, false));
-        let blame = pairs.suspect(lives("p1", "d1"));
+        let blame = pairs.suspect(&lives("p1", "d1"));
         assert_eq!((blame.prefill, blame.decode), (false, true));
         pairs.proven(lives("p0", "d1"));
-        assert_eq!(pairs.suspect(lives("p1", "d1")), NOBODY);
+        assert_eq!(pairs.suspect(&lives("p1", "d1")), NOBODY);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_broken_stays_so_until_one_of_them_lives_anew() {
         let (pairs, pair) = (Pairs::default(), lives("p", "d"));
         pairs.broken(pair.clone());
-        pairs.suspect(pair.clone());
+        pairs.suspect(&pair);
         let alive = HashSet::from([&pair.0, &pair.1]);
         assert_eq!(pairs.of(&alive)[&pair], Knowledge::Broken);
         assert!(pairs.of(&HashSet::from([&pair.0])).is_empty());

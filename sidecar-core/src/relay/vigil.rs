@@ -164,7 +164,12 @@ impl<E: Engine> Watched<E> {
                     if is_final(&error) || confirmed.elapsed() + FRESH + CONFIRM_TIME > BOOT =>
                 {
                     tracing::info!(ticket = %self.id, %error, "its KV is not confirmed any more: the leg is cut off");
-                    let in_time = confirmed.elapsed() < BOOT;
+                    // Blocks of a lease that is over are given to others without any start.
+                    let restarting = !matches!(
+                        error.kind,
+                        ErrorKind::LeaseExpired | ErrorKind::TicketRefused
+                    );
+                    let in_time = restarting && confirmed.elapsed() < BOOT;
                     self.in_time.store(in_time, Ordering::Relaxed);
                     return leg.cancel();
                 }
