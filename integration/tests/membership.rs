@@ -208,13 +208,10 @@ async fn a_quarantine_outlives_the_decode_sidecar() {
         exchange.finish().await.served().generated(),
         model::text(PROMPT, 5)
     );
-    assert_eq!(
-        fleet
-            .sidecar_page("d0")
-            .await
-            .sum("baton_sidecar_quarantines_total", &[]),
-        1
-    );
+    wait::until("the router to know of it", || async {
+        fleet.worker_view("d0").await["quarantined"] == true
+    })
+    .await;
     fleet.take_sidecar("d0").kill();
     fleet.start_sidecar("d0").await;
     fleet.all_ready().await;

@@ -135,6 +135,7 @@ fn worker(view: &WorkerView, now: f64) -> Value {
         "id": view.id(),
         "address": view.worker.url(""),
         "state": view.state(),
+        "quarantined": view.worker.is_quarantined(),
         "reason": view.reason(),
         "breaker": view.worker.breaker().shown(),
         "role": view.info().map(|info| info.role),

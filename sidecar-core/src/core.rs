@@ -203,6 +203,8 @@ impl<E: Engine> Core<E> {
         if followed.life.as_ref() == Some(&attached.incarnation) {
             return;
         }
+        // Its cache began empty.
+        self.quarantine.store(None);
         if let Some(recorder) = self.view.recorder() {
             let Attached { incarnation, info } = attached;
             recorder.attached(&json!({"incarnation": incarnation, "info": info}));
@@ -225,6 +227,11 @@ impl<E: Engine> Core<E> {
         self.quarantine
             .store(Some(Arc::new(baton_daemon::fresh::hex_id())));
         self.metrics.quarantines.inc();
+        // Routers have to know before this sidecar can be gone: whichever comes after it is told by them.
+        self.published.send_modify(|published| {
+            published.load.seq += 1;
+            published.load.quarantined = true;
+        });
         tracing::warn!("the engine's cache is quarantined: requests get a new cache salt");
     }
 

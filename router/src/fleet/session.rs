@@ -165,6 +165,7 @@ impl Session {
             self.worker.expected().forget();
             self.worker.books().forget_reports();
             self.worker.trust().forget();
+            self.worker.forget_quarantine();
         }
         if let Some(info) = &hello.info {
             self.worker.books().is_of(&self.fleet.kind_of(info));

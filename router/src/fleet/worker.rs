@@ -166,6 +166,11 @@ impl Worker {
         self.quarantine_told.load(Ordering::Relaxed)
     }
 
+    /// Its engine began anew.
+    pub(super) fn forget_quarantine(&self) {
+        self.quarantine_told.store(0, Ordering::Relaxed);
+    }
+
     pub(crate) fn tell_quarantine(&self, number: u64) {
         self.quarantine_told.fetch_max(number, Ordering::Relaxed);
     }
