@@ -141,3 +141,23 @@ async fn kv_is_kept_for_as_long_as_its_request_waits() {
     fleet.gave_back("p0").await;
     fleet.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dead_prefill_sidecar_held_is_given_back_by_its_successor() {
+    let mut fleet = Setup::split().start().await;
+    let gate = at_decode(&fleet).await;
+    let request = fleet.begin("/v1/completions", body()).await;
+    gate.reached(1).await;
+    fleet.take_sidecar("p0").kill();
+    drop(request);
+    fleet.engine("d0").saw(Leg::Decode, Fate::Aborted).await;
+    assert_eq!(
+        fleet.engine("p0").holds(),
+        1,
+        "nobody is there to give it back"
+    );
+    fleet.start_sidecar("p0").await;
+    fleet.gave_back("p0").await;
+    fleet.all_ready().await;
+    fleet.finish().await;
+}

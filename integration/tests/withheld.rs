@@ -162,16 +162,11 @@ fn right_or_refused(answer: &Answer, text: &str) {
 /// The answer was withheld, the decode engine's cache quarantined, and the client got the right one.
 async fn was_withheld(fleet: &Fleet, answer: &Answer, text: &str) {
     assert_eq!(answer.served().generated(), text);
-    let unsettled = fleet
-        .router_page()
-        .await
-        .sum("baton_router_unsettled_total", &[]);
-    assert!(unsettled >= 1);
     let quarantines = fleet
         .sidecar_page("d0")
         .await
         .sum("baton_sidecar_quarantines_total", &[]);
-    assert_eq!(quarantines, unsettled);
+    assert!(quarantines >= 1);
     let legs = fleet.engine("d0").seen();
     let salt = legs.last().unwrap().json()["cache_salt"].clone();
     assert!(

@@ -110,6 +110,17 @@ pub struct Claim {
     pub decode_at: Option<String>,
 }
 
+/// Body of `tickets/{id}/release` of a ticket that exists: all that a sidecar has to know of it to give its KV back, though
+/// it was another life of that sidecar that made it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Release {
+    /// What is given up.
+    pub ticket: Ticket,
+    /// Base URL of the decode worker's sidecar, as in [`PrefillCall::decode_at`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_at: Option<String>,
+}
+
 /// Answer of `tickets/{id}/revoke`: from now on the ticket is not used here, and this is what became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,7 +8,8 @@
 use std::fmt::Debug;
 
 use baton_proto::call::{
-    Claim, DecodeCall, EngineAnswer, GenerateCall, Outcome, PrefillCall, PrefillFrame, PrefillUsage,
+    Claim, DecodeCall, EngineAnswer, GenerateCall, Outcome, PrefillCall, PrefillFrame,
+    PrefillUsage, Release,
 };
 use baton_proto::compat::Compatibility;
 use baton_proto::digest::RequestDigest;
@@ -505,6 +506,11 @@ proptest! {
         envelope_survives(prefill, body.clone())?;
         envelope_survives(decode, body.clone())?;
         envelope_survives(generate, body)?;
+    }
+
+    #[test]
+    fn releases(ticket in ticket(), decode_at in of(text())) {
+        survives(&Release { ticket, decode_at })?;
     }
 
     #[test]

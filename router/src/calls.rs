@@ -7,7 +7,7 @@ use baton_daemon::http::{
     Body, Client, ClientLimits, Parts, empty, error_of, full, read_limited, small_body,
 };
 use baton_daemon::trace::TraceContext;
-use baton_proto::call::{CONTENT_TYPE, Claim, path};
+use baton_proto::call::{CONTENT_TYPE, Claim, Release, path};
 use baton_proto::frame::{self, Envelope, FrameReader};
 use baton_proto::link::{LinkMeasured, MeasureLink};
 use baton_proto::model::{ModelFiles, Tokens};
@@ -22,6 +22,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 use crate::fleet::Worker;
 use crate::serve::fresh_id;
@@ -39,6 +40,9 @@ const TOKENIZE_TIME: Duration = Duration::from_secs(10);
 
 /// Longest that the measurement of a link may take.
 const MEASURE_TIME: Duration = Duration::from_secs(60);
+
+/// Pause before a release that was not delivered is tried again.
+const UNDELIVERED: Duration = Duration::from_millis(500);
 
 /// Longest wait for a cancellation before the next attempt starts all the same.
 const CANCEL: Duration = Duration::from_millis(500);
@@ -209,14 +213,15 @@ impl Calls {
     }
 
     /// Gives up a ticket, or the prefill that would have produced it.
-    pub async fn release(&self, worker: &Worker, id: &TicketId) -> Result<(), Error> {
-        self.small(
-            worker,
-            &format!("{}{id}/release", path::TICKETS),
-            Vec::new(),
-        )
-        .await
-        .map(|_| ())
+    pub async fn release(
+        &self,
+        worker: &Worker,
+        id: &TicketId,
+        ticket: Option<&Release>,
+    ) -> Result<(), Error> {
+        let path = format!("{}{id}/release", path::TICKETS);
+        let body = ticket.map(frame::to_bytes).unwrap_or_default();
+        self.small(worker, &path, body).await.map(|_| ())
     }
 
     /// Moves an unused ticket to another decode worker, or renews it for the same.
@@ -376,30 +381,56 @@ fn protocol(stage: Stage, why: &str) -> Error {
     Error::new(ErrorKind::Protocol, Source::Sidecar, stage, why).retry(Retry::AfterCancel)
 }
 
-/// Gives up a ticket when dropped, wherever the request was. A release that cannot be delivered costs the prefill side
-/// the rest of the lease, which its own ledger counts.
+/// Gives up a ticket when dropped, wherever the request was. A release that cannot be delivered before its lease ends costs
+/// the prefill side the rest of it, which its own ledger counts.
 #[derive(Debug)]
 pub struct ReleaseOnDrop {
-    armed: Option<(Calls, Arc<Worker>, TicketId)>,
+    armed: Option<Armed>,
+}
+
+#[derive(Debug, Clone)]
+struct Armed {
+    calls: Calls,
+    worker: Arc<Worker>,
+    id: TicketId,
+    /// Once it exists.
+    ticket: Option<Release>,
 }
 
 impl ReleaseOnDrop {
     /// Takes responsibility for a ticket, or for the prefill that will produce it.
     pub fn new(calls: &Calls, worker: &Arc<Worker>, id: &TicketId) -> Self {
         Self {
-            armed: Some((calls.clone(), Arc::clone(worker), id.clone())),
+            armed: Some(Armed {
+                calls: calls.clone(),
+                worker: Arc::clone(worker),
+                id: id.clone(),
+                ticket: None,
+            }),
+        }
+    }
+
+    /// The ticket is there: whoever stands beside its engine can be told of it.
+    pub fn exists(&mut self, ticket: &Ticket, decode: &Worker) {
+        if let Some(armed) = &mut self.armed {
+            armed.ticket = Some(Release {
+                ticket: ticket.clone(),
+                decode_at: Some(decode.url("")),
+            });
         }
     }
 
     /// Gives up now and waits for it, but not for long: the next attempt must not run beside this one, nor be held up by
     /// a worker that is gone.
     pub async fn now(mut self) {
-        let Some((calls, worker, id)) = self.armed.take() else {
+        let Some(armed) = self.armed.take() else {
             return;
         };
         // Armed again until it is done, for the caller itself may be dropped meanwhile.
-        let guard = Self::new(&calls, &worker, &id);
-        if tokio::time::timeout(CANCEL, calls.release(&worker, &id))
+        let guard = Self {
+            armed: Some(armed.clone()),
+        };
+        if tokio::time::timeout(CANCEL, armed.release())
             .await
             .is_ok_and(|released| released.is_ok())
         {
@@ -413,19 +444,34 @@ impl ReleaseOnDrop {
     }
 }
 
+impl Armed {
+    async fn release(&self) -> Result<(), Error> {
+        let ticket = self.ticket.as_ref();
+        self.calls.release(&self.worker, &self.id, ticket).await
+    }
+
+    /// Tries until it is delivered, or the lease has ended the ticket.
+    async fn deliver(self) {
+        let lease = self.ticket.as_ref().map_or(0, |held| held.ticket.lease_ms);
+        let until = Instant::now() + Duration::from_millis(lease);
+        while let Err(error) = self.release().await {
+            if Instant::now() >= until {
+                tracing::warn!(worker = %self.worker.id(), ticket = %self.id, %error, "a ticket could not be given up");
+                return;
+            }
+            tokio::time::sleep(UNDELIVERED).await;
+        }
+    }
+}
+
 impl Drop for ReleaseOnDrop {
     fn drop(&mut self) {
-        let Some((calls, worker, id)) = self.armed.take() else {
+        let Some(armed) = self.armed.take() else {
             return;
         };
         // Without a runtime the process is ending, and the lease ends the ticket.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
-        };
-        runtime.spawn(async move {
-            if let Err(error) = calls.release(&worker, &id).await {
-                tracing::warn!(worker = %worker.id(), ticket = %id, %error, "a ticket could not be given up");
-            }
-        });
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(armed.deliver());
+        }
     }
 }

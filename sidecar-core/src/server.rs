@@ -7,7 +7,7 @@ use baton_daemon::http::{
     self as daemon_http, BadBody, Body, Handler, method_not_allowed, read_limited,
 };
 use baton_daemon::metrics::Registry;
-use baton_proto::call::{Claim, path};
+use baton_proto::call::{Claim, Release, path};
 use baton_proto::link::MeasureLink;
 use baton_proto::model::Tokens;
 use baton_proto::watch::SidecarState;
@@ -159,7 +159,7 @@ impl<E: Engine> Surface<E> {
             .map_err(|bad: baton_proto::id::BadId| bad_call(&bad.to_string()))?;
         match verb {
             "release" => {
-                ledger.release(&id);
+                self.release(&id, request).await?;
                 Ok(leg::done())
             }
             "settle" => {
@@ -179,6 +179,37 @@ impl<E: Engine> Surface<E> {
             }
             _ => Err(not_found(verb)),
         }
+    }
+
+    async fn release(&self, id: &TicketId, request: Request<Incoming>) -> Result<(), Error> {
+        let core = &self.core;
+        let body = read_limited(request.into_body(), frame::MAX_FRAME, CONFIRM_TIME).await;
+        let body = body.map_err(BadBody::into_request_error)?;
+        if body.is_empty() {
+            core.ledger.release(id);
+            return Ok(());
+        }
+        let release: Release =
+            frame::from_bytes(&body).map_err(|bad| bad_call(&bad.to_string()))?;
+        let ticket = &release.ticket;
+        if ticket.id != *id || ticket.prefill != core.worker || !ticket.is_genuine(&core.token) {
+            return Err(bad_call("the ticket is another one than is released"));
+        }
+        let life = core.incarnation().ok_or_else(|| {
+            let message = "the engine has not introduced itself yet";
+            Error::new(
+                ErrorKind::Unreachable,
+                Source::Engine,
+                Stage::Handoff,
+                message,
+            )
+        })?;
+        if ticket.incarnation == life {
+            core.ledger.adopt(release);
+        } else {
+            core.ledger.release(id);
+        }
+        Ok(())
     }
 
     /// An engine that turned out to be in another life is looked at anew.

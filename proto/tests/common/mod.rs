@@ -6,7 +6,7 @@ use std::fmt::Debug;
 
 use baton_proto::call::{
     Claim, DecodeCall, EngineAnswer, GenerateCall, Outcome, PrefillCall, PrefillFrame,
-    PrefillUsage, Revoked,
+    PrefillUsage, Release, Revoked,
 };
 use baton_proto::compat::Compatibility;
 use baton_proto::digest::RequestDigest;
@@ -201,6 +201,13 @@ fn plain() -> Vec<Sample> {
         ),
         sample("load_report", load_report()),
         sample("load_report_bare", LoadReport::default()),
+        sample(
+            "release",
+            Release {
+                ticket: ticket(),
+                decode_at: Some("http://10.0.0.2:9100".to_owned()),
+            },
+        ),
         sample(
             "measure_link",
             MeasureLink {

@@ -48,7 +48,8 @@ pub struct Held {
 
 impl Held {
     /// Its prefill worker has given it anew.
-    pub fn renewed(&mut self, ticket: Ticket) {
+    pub fn renewed(&mut self, ticket: Ticket, decode: &Worker) {
+        self.release.exists(&ticket, decode);
         self.ticket = ticket;
         self.since = Instant::now();
     }
@@ -72,7 +73,7 @@ pub async fn prefill(
     let mut reservation = attempt.reserve(planned, prefill, work);
     let mut proof = attempt.proof(planned, prefill);
     let ticket = fresh_id();
-    let release = ReleaseOnDrop::new(&router.calls, prefill, &ticket);
+    let mut release = ReleaseOnDrop::new(&router.calls, prefill, &ticket);
     let mut spent = Spent::begin(&router.metrics);
     let call = PrefillCall {
         request: fresh_id(),
@@ -93,6 +94,7 @@ pub async fn prefill(
     let followed = unless_stalled(attempt, planned, prefill, Stage::Prefill, leg).await;
     match followed {
         Ok(Followed::Ticket(ticket, rest)) => {
+            release.exists(&ticket, decode);
             reservation.prefilled();
             reservation.booked().held();
             spent.computed();

@@ -78,7 +78,7 @@ pub async fn decode(
             .claim(&held.worker, &held.ticket.id, &other)
             .await
         {
-            Ok(ticket) => held.renewed(ticket),
+            Ok(ticket) => held.renewed(ticket, &other),
             Err(refused) => return give_up(*held, Waste::NotDecoded, refused).await,
         }
         tried.push(other.id().clone());
@@ -94,7 +94,7 @@ async fn renew(attempt: &Attempt<'_>, held: &mut Held, decode: &Worker) {
     }
     let calls = &attempt.router.calls;
     if let Ok(ticket) = calls.claim(&held.worker, &held.ticket.id, decode).await {
-        held.renewed(ticket);
+        held.renewed(ticket, decode);
     }
 }
 

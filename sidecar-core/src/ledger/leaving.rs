@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use baton_proto::call::Revoked;
+use baton_proto::call::{Release, Revoked};
 use baton_proto::ticket::TransferMetadata;
 use baton_proto::{Incarnation, TicketId};
 use tokio::time::Instant;
@@ -93,6 +93,20 @@ impl Claimed {
 }
 
 impl Ledger {
+    /// Gives up a ticket that a former life of this sidecar has made: its engine holds the KV still.
+    pub fn adopt(&self, release: Release) {
+        let Release { ticket, decode_at } = release;
+        let mut entries = self.lock();
+        if entries.contains_key(&ticket.id) {
+            drop(entries);
+            return self.release(&ticket.id);
+        }
+        let lapses = Instant::now() + Duration::from_millis(ticket.lease_remaining_ms);
+        let fetcher = decode_at.map_or(Fetcher::Somebody, Fetcher::At);
+        let left = Leaving::new(ticket.metadata, ticket.incarnation, lapses, fetcher);
+        self.put(&mut entries, &ticket.id, Entry::Leaving(Box::new(left)));
+    }
+
     /// Waits until something was given up since the last time.
     pub async fn left(&self) {
         self.left.notified().await;

@@ -46,8 +46,8 @@ struct Watched<E: Engine> {
     /// The prefill worker's sidecar.
     holder: String,
     ended: CancellationToken,
-    /// The leg was cut off before foreign KV could come.
-    in_time: Arc<AtomicBool>,
+    /// The leg was cut off here, and what may have come by then was seen to.
+    judged: Arc<AtomicBool>,
 }
 
 impl<E: Engine> Vigil<E> {
@@ -69,7 +69,7 @@ impl<E: Engine> Vigil<E> {
             id: ticket.id.clone(),
             holder,
             ended: CancellationToken::new(),
-            in_time: Arc::default(),
+            judged: Arc::default(),
         };
         if Duration::from_millis(age) > FRESH {
             // The engine has not seen it.
@@ -121,9 +121,9 @@ impl<E: Engine> Drop for Vigil<E> {
             return;
         };
         watched.ended.cancel();
-        let in_time = watched.in_time.load(Ordering::Relaxed);
+        let judged = watched.judged.load(Ordering::Relaxed);
         // Without a runtime the process is ending.
-        if let (false, Ok(runtime)) = (in_time, tokio::runtime::Handle::try_current()) {
+        if let (false, Ok(runtime)) = (judged, tokio::runtime::Handle::try_current()) {
             runtime.spawn(watched.aftermath());
         }
     }
@@ -137,7 +137,7 @@ impl<E: Engine> Clone for Watched<E> {
             id: self.id.clone(),
             holder: self.holder.clone(),
             ended: self.ended.clone(),
-            in_time: Arc::clone(&self.in_time),
+            judged: Arc::clone(&self.judged),
         }
     }
 }
@@ -169,8 +169,10 @@ impl<E: Engine> Watched<E> {
                         error.kind,
                         ErrorKind::LeaseExpired | ErrorKind::TicketRefused
                     );
-                    let in_time = restarting && confirmed.elapsed() < BOOT;
-                    self.in_time.store(in_time, Ordering::Relaxed);
+                    if !restarting || confirmed.elapsed() >= BOOT {
+                        self.core.quarantine();
+                    }
+                    self.judged.store(true, Ordering::Relaxed);
                     return leg.cancel();
                 }
                 Err(_) => {}

@@ -39,7 +39,10 @@ struct Scripted(mpsc::Sender<Stream>);
 
 impl Handler for Scripted {
     async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        let query = request.uri().query().map(ToOwned::to_owned);
+        let query = request.uri().query().unwrap_or_default();
+        let (router, rest) = query.split_once('&').unwrap_or((query, ""));
+        assert!(router.starts_with("router="), "it says who it is: {query}");
+        let query = (!rest.is_empty()).then(|| rest.to_owned());
         let (frames, said) = mpsc::channel(16);
         self.0.send(Stream { query, frames }).await.unwrap();
         let said = futures_util::stream::unfold(said, |mut said| async {
