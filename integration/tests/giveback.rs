@@ -34,7 +34,7 @@ fn short(setup: Setup) -> Setup {
 }
 
 /// Decode has been asked, and its engine was not given the ticket's KV yet.
-async fn at_decode(fleet: &Fleet) -> Gate {
+fn at_decode(fleet: &Fleet) -> Gate {
     let gate = Gate::new();
     fleet.engine("d0").script(Rule::on(Leg::Decode).gate(&gate));
     gate
@@ -43,7 +43,7 @@ async fn at_decode(fleet: &Fleet) -> Gate {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_dead_router_left_is_given_back() {
     let mut fleet = Setup::split().start().await;
-    let gate = at_decode(&fleet).await;
+    let gate = at_decode(&fleet);
     let _request = fleet.begin("/v1/completions", body()).await;
     gate.reached(1).await;
     assert_eq!(fleet.engine("p0").holds(), 1);
@@ -58,7 +58,7 @@ async fn what_a_dead_router_left_is_given_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_that_is_there_loses_nothing_to_another_ones_death() {
     let mut fleet = Setup::split().routers(2).start().await;
-    let gate = at_decode(&fleet).await;
+    let gate = at_decode(&fleet);
     let request = fleet.begin("/v1/completions", body()).await;
     gate.reached(1).await;
     fleet.take_router(1).kill();
@@ -84,7 +84,7 @@ async fn a_router_that_is_there_loses_nothing_to_another_ones_death() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_sidecar_that_died_holds_nothing_back() {
     let mut fleet = Setup::split().start().await;
-    let gate = at_decode(&fleet).await;
+    let gate = at_decode(&fleet);
     let request = fleet.begin("/v1/completions", body()).await;
     gate.reached(1).await;
     fleet.take_sidecar("d0").kill();
@@ -98,7 +98,7 @@ async fn a_decode_sidecar_that_died_holds_nothing_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_sidecar_that_does_not_answer_leaves_kv_to_its_lease() {
     let fleet = short(Setup::new()).start().await;
-    let gate = at_decode(&fleet).await;
+    let gate = at_decode(&fleet);
     let request = fleet.begin("/v1/completions", body()).await;
     gate.reached(1).await;
     let pause = fleet.sidecar_process("d0").pause().await;
@@ -122,7 +122,7 @@ async fn a_decode_sidecar_that_does_not_answer_leaves_kv_to_its_lease() {
 #[tokio::test(flavor = "multi_thread")]
 async fn kv_is_kept_for_as_long_as_its_request_waits() {
     let fleet = short(Setup::new()).start().await;
-    let gate = at_decode(&fleet).await;
+    let gate = at_decode(&fleet);
     let request = fleet.begin("/v1/completions", body()).await;
     gate.reached(1).await;
     // Each takes a second or more, and the first comes after half of the lease.
@@ -145,7 +145,7 @@ async fn kv_is_kept_for_as_long_as_its_request_waits() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_dead_prefill_sidecar_held_is_given_back_by_its_successor() {
     let mut fleet = Setup::split().start().await;
-    let gate = at_decode(&fleet).await;
+    let gate = at_decode(&fleet);
     let request = fleet.begin("/v1/completions", body()).await;
     gate.reached(1).await;
     fleet.take_sidecar("p0").kill();

@@ -294,7 +294,7 @@ impl Protocol {
     fn call(&self, handoff: &mut Handoff) {
         handoff.calls -= 1;
         let (_, usable) = handoff.memory.use_once();
-        if handoff.lease_over || !(usable || !self.has(Without::SingleUse)) {
+        if handoff.lease_over || (!usable && self.has(Without::SingleUse)) {
             return;
         }
         handoff.memory = Memory::Active;
