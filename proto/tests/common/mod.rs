@@ -114,10 +114,18 @@ macro_rules! variants {
 
 /// Every sample.
 pub(crate) fn samples() -> Vec<Sample> {
-    [words(), plain(), events(), watch(), prefill(), framed()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        words(),
+        plain(),
+        fuller(),
+        events(),
+        watch(),
+        prefill(),
+        framed(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn words() -> Vec<Sample> {
@@ -144,16 +152,9 @@ fn words() -> Vec<Sample> {
     ]
 }
 
-fn plain() -> Vec<Sample> {
+/// Calls with all that they may say, and what links are measured with.
+fn fuller() -> Vec<Sample> {
     vec![
-        sample("blocks", blocks()),
-        sample(
-            "claim",
-            Claim {
-                decode: "decode-1".parse().unwrap(),
-                decode_at: None,
-            },
-        ),
         sample(
             "claim_full",
             Claim {
@@ -161,8 +162,6 @@ fn plain() -> Vec<Sample> {
                 decode_at: Some("http://10.0.0.3:9100".to_owned()),
             },
         ),
-        sample("compatibility", compatibility()),
-        sample("decode_call", decode_call()),
         sample(
             "decode_call_full",
             DecodeCall {
@@ -170,17 +169,6 @@ fn plain() -> Vec<Sample> {
                 ..decode_call()
             },
         ),
-        sample("engine_answer", engine_answer()),
-        sample(
-            "engine_answer_bare",
-            EngineAnswer {
-                status: 500,
-                content_type: None,
-                body: Bytes::new(),
-            },
-        ),
-        sample("error", error()),
-        sample("generate_call", generate_call()),
         sample(
             "link_measured",
             LinkMeasured {
@@ -199,22 +187,12 @@ fn plain() -> Vec<Sample> {
                 bytes: 16 << 20,
             },
         ),
-        sample("load_report", load_report()),
-        sample("load_report_bare", LoadReport::default()),
-        sample(
-            "release",
-            Release {
-                ticket: ticket(),
-                decode_at: Some("http://10.0.0.2:9100".to_owned()),
-            },
-        ),
         sample(
             "measure_link",
             MeasureLink {
                 from: "http://10.0.0.1:9100".to_owned(),
             },
         ),
-        sample("prefill_call", prefill_call()),
         sample(
             "prefill_call_full",
             PrefillCall {
@@ -224,6 +202,42 @@ fn plain() -> Vec<Sample> {
                 ..prefill_call()
             },
         ),
+        sample(
+            "release",
+            Release {
+                ticket: ticket(),
+                decode_at: Some("http://10.0.0.2:9100".to_owned()),
+            },
+        ),
+    ]
+}
+
+fn plain() -> Vec<Sample> {
+    vec![
+        sample("blocks", blocks()),
+        sample(
+            "claim",
+            Claim {
+                decode: "decode-1".parse().unwrap(),
+                decode_at: None,
+            },
+        ),
+        sample("compatibility", compatibility()),
+        sample("decode_call", decode_call()),
+        sample("engine_answer", engine_answer()),
+        sample(
+            "engine_answer_bare",
+            EngineAnswer {
+                status: 500,
+                content_type: None,
+                body: Bytes::new(),
+            },
+        ),
+        sample("error", error()),
+        sample("generate_call", generate_call()),
+        sample("load_report", load_report()),
+        sample("load_report_bare", LoadReport::default()),
+        sample("prefill_call", prefill_call()),
         sample(
             "prefill_usage",
             PrefillUsage {

@@ -179,7 +179,7 @@ async fn a_decode_worker_is_asked_before_its_ticket_is_given_back() {
         ledger.put_off(&due.id);
         assert_eq!(ledger.due(), [], "not at once again");
         tokio::time::sleep_until(ledger.next_due().unwrap()).await;
-        assert_eq!(ledger.due(), [due.clone()]);
+        assert_eq!(ledger.due(), std::slice::from_ref(&due));
         ledger.revoked(&due.id, revoked);
         assert_eq!(ledger.next_due(), Some(Instant::now() + noticed));
         tokio::time::advance(noticed).await;
