@@ -110,15 +110,29 @@ pub struct Claim {
     pub decode_at: Option<String>,
 }
 
-/// Body of `tickets/{id}/release` of a ticket that exists: all that a sidecar has to know of it to give its KV back, though
-/// it was another life of that sidecar that made it.
+/// Body of `tickets/{id}/release`: all that a sidecar has to know of what is given up to give its KV back, though it was
+/// another life of that sidecar that was asked for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Release {
-    /// What is given up.
-    pub ticket: Ticket,
-    /// Base URL of the decode worker's sidecar, as in [`PrefillCall::decode_at`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decode_at: Option<String>,
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Release {
+    /// A prefill leg that has not produced its ticket.
+    Leg {
+        /// The leg.
+        request: RequestId,
+        /// Route of the client's request.
+        route: Route,
+    },
+    /// A ticket.
+    Ticket {
+        /// What is given up.
+        ticket: Box<Ticket>,
+        /// Base URL of the decode worker's sidecar, as in [`PrefillCall::decode_at`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        decode_at: Option<String>,
+    },
+    /// Something of a newer peer: whatever is known by the id is given up.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Answer of `tickets/{id}/revoke`: from now on the ticket is not used here, and this is what became of it.

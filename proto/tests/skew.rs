@@ -131,7 +131,7 @@ const OPTIONAL: &[(&str, &[&str])] = &[
     ),
     ("decode_call_full", &["prefill_at"]),
     ("engine_answer", &["content_type"]),
-    ("release", &["decode_at"]),
+    ("release_ticket", &["decode_at"]),
     ("event_cleared", &["tier"]),
     (
         "load_report",

@@ -7,7 +7,7 @@ use baton_daemon::http::{
     Body, Client, ClientLimits, Parts, empty, error_of, full, read_limited, small_body,
 };
 use baton_daemon::trace::TraceContext;
-use baton_proto::call::{CONTENT_TYPE, Claim, Release, path};
+use baton_proto::call::{CONTENT_TYPE, Claim, PrefillCall, Release, path};
 use baton_proto::frame::{self, Envelope, FrameReader};
 use baton_proto::link::{LinkMeasured, MeasureLink};
 use baton_proto::model::{ModelFiles, Tokens};
@@ -43,6 +43,9 @@ const MEASURE_TIME: Duration = Duration::from_secs(60);
 
 /// Pause before a release that was not delivered is tried again.
 const UNDELIVERED: Duration = Duration::from_millis(500);
+
+/// How long a leg without a ticket is given up for: vLLM's usual lease.
+const UNKNOWN_LEASE: Duration = Duration::from_secs(30);
 
 /// Longest wait for a cancellation before the next attempt starts all the same.
 const CANCEL: Duration = Duration::from_millis(500);
@@ -217,10 +220,10 @@ impl Calls {
         &self,
         worker: &Worker,
         id: &TicketId,
-        ticket: Option<&Release>,
+        release: &Release,
     ) -> Result<(), Error> {
         let path = format!("{}{id}/release", path::TICKETS);
-        let body = ticket.map(frame::to_bytes).unwrap_or_default();
+        let body = frame::to_bytes(release);
         self.small(worker, &path, body).await.map(|_| ())
     }
 
@@ -393,19 +396,21 @@ struct Armed {
     calls: Calls,
     worker: Arc<Worker>,
     id: TicketId,
-    /// Once it exists.
-    ticket: Option<Release>,
+    release: Release,
 }
 
 impl ReleaseOnDrop {
-    /// Takes responsibility for a ticket, or for the prefill that will produce it.
-    pub fn new(calls: &Calls, worker: &Arc<Worker>, id: &TicketId) -> Self {
+    /// Takes responsibility for the ticket that a prefill will produce.
+    pub fn new(calls: &Calls, worker: &Arc<Worker>, leg: &PrefillCall) -> Self {
         Self {
             armed: Some(Armed {
                 calls: calls.clone(),
                 worker: Arc::clone(worker),
-                id: id.clone(),
-                ticket: None,
+                id: leg.ticket.clone(),
+                release: Release::Leg {
+                    request: leg.request.clone(),
+                    route: leg.route,
+                },
             }),
         }
     }
@@ -413,10 +418,10 @@ impl ReleaseOnDrop {
     /// The ticket is there: whoever stands beside its engine can be told of it.
     pub fn exists(&mut self, ticket: &Ticket, decode: &Worker) {
         if let Some(armed) = &mut self.armed {
-            armed.ticket = Some(Release {
-                ticket: ticket.clone(),
+            armed.release = Release::Ticket {
+                ticket: Box::new(ticket.clone()),
                 decode_at: Some(decode.url("")),
-            });
+            };
         }
     }
 
@@ -446,14 +451,18 @@ impl ReleaseOnDrop {
 
 impl Armed {
     async fn release(&self) -> Result<(), Error> {
-        let ticket = self.ticket.as_ref();
-        self.calls.release(&self.worker, &self.id, ticket).await
+        self.calls
+            .release(&self.worker, &self.id, &self.release)
+            .await
     }
 
     /// Tries until it is delivered, or the lease has ended the ticket.
     async fn deliver(self) {
-        let lease = self.ticket.as_ref().map_or(0, |held| held.ticket.lease_ms);
-        let until = Instant::now() + Duration::from_millis(lease);
+        let lease = match &self.release {
+            Release::Ticket { ticket, .. } => Duration::from_millis(ticket.lease_ms),
+            Release::Leg { .. } | Release::Unknown => UNKNOWN_LEASE,
+        };
+        let until = Instant::now() + lease;
         while let Err(error) = self.release().await {
             if Instant::now() >= until {
                 tracing::warn!(worker = %self.worker.id(), ticket = %self.id, %error, "a ticket could not be given up");

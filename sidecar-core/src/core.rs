@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwapOption;
 use baton_daemon::Exit;
 use baton_daemon::http::{Client, ClientLimits};
+use baton_proto::route::Route;
 use baton_proto::token::FleetToken;
 use baton_proto::watch::{Hello, SidecarState};
 use baton_proto::{
-    Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, Source, Stage, WorkerId,
+    Epoch, Error, ErrorKind, Incarnation, PROTOCOL_VERSION, RequestId, Source, Stage, WorkerId,
 };
 use serde_json::json;
 use tokio::sync::{Notify, watch};
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::CoreArgs;
 use crate::engine::{Attached, Engine, Following};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Unread};
 use crate::link::Links;
 use crate::metrics::Metrics;
 use crate::peers::Peers;
@@ -169,6 +170,16 @@ impl<E: Engine> Core<E> {
                 "the engine does not answer",
             ),
         }
+    }
+
+    /// What the engine, in this life, holds for a prefill whose answer was not read, as far as that can be told.
+    pub fn unread(&self, request: &RequestId, route: Route, life: &Incarnation) -> Option<Unread> {
+        let held = self.engine.unread(request, route)?;
+        Some(Unread {
+            metadata: held.metadata,
+            incarnation: life.clone(),
+            lease: held.lease,
+        })
     }
 
     /// Life of the engine as last seen.

@@ -8,6 +8,7 @@ use baton_proto::call::PrefillUsage;
 use baton_proto::load::LoadReport;
 use baton_proto::model::ModelFiles;
 use baton_proto::request::ClientRequest;
+use baton_proto::route::Route;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::WorkerInfo;
 use baton_proto::{Error, Incarnation, RequestId};
@@ -97,6 +98,16 @@ pub enum Prefilled {
     },
 }
 
+impl Prefilled {
+    /// What the engine holds now.
+    pub fn held(&self) -> Option<&HeldKv> {
+        match self {
+            Self::Handoff { kv, .. } => Some(kv),
+            Self::Ended { kv, .. } => kv.as_ref(),
+        }
+    }
+}
+
 /// How busy an engine says it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EngineLoad {
@@ -167,6 +178,10 @@ pub trait Engine: Send + Sync + 'static {
 
     /// What a finished prefill left, from the engine's answer to it.
     fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error>;
+
+    /// What the engine holds for a prefill whose answer was never read, if it has finished it; nothing where it cannot be told
+    /// how the engine calls that.
+    fn unread(&self, request: &RequestId, route: Route) -> Option<HeldKv>;
 
     /// Lets the engine have KV back that it holds for a handoff and that nobody fetches any more. Done when it was told; it
     /// does not answer.

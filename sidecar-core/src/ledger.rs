@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::leaving::Leaving;
-pub use self::leaving::{Due, Fetcher};
+pub use self::leaving::{Due, Fetcher, Unread};
 use crate::metrics::{TicketEnd, TicketMetrics, TicketState};
 
 /// How long an id that is over stays known.
@@ -164,6 +164,7 @@ impl Ledger {
             ledger: self.clone(),
             id: id.clone(),
             cancel,
+            unread: None,
             closed: false,
         })
     }
@@ -312,12 +313,13 @@ impl Ledger {
     }
 }
 
-/// A prefill leg that is in the engine. Dropping it ends the leg with nothing held.
+/// A prefill leg. Dropping it ends the leg with nothing held, or with what the engine may hold that it was asked for.
 #[must_use]
 pub struct OpenLeg {
     ledger: Ledger,
     id: TicketId,
     cancel: CancellationToken,
+    unread: Option<Unread>,
     closed: bool,
 }
 
@@ -325,6 +327,21 @@ impl OpenLeg {
     /// Waits until somebody releases the leg.
     pub async fn released(&self) {
         self.cancel.cancelled().await;
+    }
+
+    /// The engine is asked. Unless its answer is read, it may hold this.
+    pub fn asked(&mut self, unread: Option<Unread>) {
+        self.unread = unread;
+    }
+
+    /// It has not begun, or has ended without holding anything.
+    pub fn holds_nothing(&mut self) {
+        self.unread = None;
+    }
+
+    /// Whether what the engine may hold is known without its answer.
+    pub fn is_known(&self) -> bool {
+        self.unread.is_some()
     }
 
     /// The prefill ended with KV that can be handed over: the ticket, born claimed.
@@ -355,8 +372,12 @@ impl OpenLeg {
 impl Drop for OpenLeg {
     fn drop(&mut self) {
         if !self.closed {
-            self.ledger
-                .put(&mut self.ledger.lock(), &self.id, over(false));
+            let unread = self.unread.take();
+            let entry = unread.map_or_else(
+                || over(false),
+                |unread| Entry::Leaving(Box::new(unread.into())),
+            );
+            self.ledger.put(&mut self.ledger.lock(), &self.id, entry);
         }
     }
 }

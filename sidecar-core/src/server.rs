@@ -11,7 +11,7 @@ use baton_proto::call::{Claim, Release, path};
 use baton_proto::link::MeasureLink;
 use baton_proto::model::Tokens;
 use baton_proto::watch::SidecarState;
-use baton_proto::{Error, ErrorKind, Retry, Source, Stage, TicketId, frame};
+use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage, TicketId, frame};
 use http::header::AUTHORIZATION;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -191,11 +191,33 @@ impl<E: Engine> Surface<E> {
         }
         let release: Release =
             frame::from_bytes(&body).map_err(|bad| bad_call(&bad.to_string()))?;
-        let ticket = &release.ticket;
-        if ticket.id != *id || ticket.prefill != core.worker || !ticket.is_genuine(&core.token) {
-            return Err(bad_call("the ticket is another one than is released"));
+        let ledger = &core.ledger;
+        match release {
+            Release::Ticket { ticket, decode_at } => {
+                let is_ours = ticket.id == *id && ticket.prefill == core.worker;
+                if !is_ours || !ticket.is_genuine(&core.token) {
+                    return Err(bad_call("the ticket is another one than is released"));
+                }
+                if ticket.incarnation == self.life()? {
+                    ledger.adopt(*ticket, decode_at);
+                    return Ok(());
+                }
+            }
+            Release::Leg { request, route } => {
+                if let Some(unread) = core.unread(&request, route, &self.life()?) {
+                    ledger.adopt_unread(id, unread);
+                    return Ok(());
+                }
+            }
+            Release::Unknown => {}
         }
-        let life = core.incarnation().ok_or_else(|| {
+        ledger.release(id);
+        Ok(())
+    }
+
+    /// Which life the engine was last seen in.
+    fn life(&self) -> Result<Incarnation, Error> {
+        self.core.incarnation().ok_or_else(|| {
             let message = "the engine has not introduced itself yet";
             Error::new(
                 ErrorKind::Unreachable,
@@ -203,13 +225,7 @@ impl<E: Engine> Surface<E> {
                 Stage::Handoff,
                 message,
             )
-        })?;
-        if ticket.incarnation == life {
-            core.ledger.adopt(release);
-        } else {
-            core.ledger.release(id);
-        }
-        Ok(())
+        })
     }
 
     /// An engine that turned out to be in another life is looked at anew.
@@ -222,7 +238,7 @@ impl<E: Engine> Surface<E> {
     }
 
     /// Which life the engine is in now. An engine that does not show it in time confirms nothing.
-    async fn confirm(&self) -> Result<baton_proto::Incarnation, Error> {
+    async fn confirm(&self) -> Result<Incarnation, Error> {
         let read = tokio::time::timeout(CONFIRM_TIME, self.core.engine.incarnation());
         read.await.unwrap_or_else(|_| {
             let message = "the prefill engine did not confirm that it still holds the KV";

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_proto::load::{LoadReport, Measured, Origin, Stall};
 use baton_proto::{ErrorKind, Stage};
-use tokio::time::{MissedTickBehavior, timeout};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 
 use crate::core::Core;
 use crate::engine::{Attached, Engine, EngineLoad};
@@ -108,12 +108,16 @@ impl Watchdog {
 
 /// What the engine says of its load, completed with what only the sidecar knows.
 async fn load<E: Engine>(core: &Core<E>, transfers: &mut Transfers) -> LoadReport {
+    let asked = Instant::now();
     let EngineLoad {
         mut report,
         work,
         moved,
     } = match timeout(PATIENCE, core.engine.load()).await {
-        Ok(Ok(load)) => load,
+        Ok(Ok(load)) => {
+            core.ledger.engine_answered(asked);
+            load
+        }
         Ok(Err(_)) | Err(_) => EngineLoad::default(),
     };
     if let Some(moved) = moved {

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use crate::args::VllmArgs;
 use crate::follow::source::EventsConfig;
 use crate::model_files::PromptConfig;
+use crate::names::PLAIN_IDS;
 use crate::notifier::NixlConfig;
 
 const HOST_VARIABLE: &str = "VLLM_NIXL_SIDE_CHANNEL_HOST";
@@ -213,9 +214,12 @@ fn side_channel_environment(transfer: &TransferConfig) -> Result<BTreeMap<String
             transfer.side_channel
         ))
     })?;
-    Ok([(HOST_VARIABLE, host), (PORT_VARIABLE, port)]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .into())
+    let told = [(HOST_VARIABLE, host), (PORT_VARIABLE, port)];
+    // What the operator has set is left as it is.
+    let plain = std::env::var_os(PLAIN_IDS).is_none();
+    let all = told.into_iter().chain(plain.then_some((PLAIN_IDS, "1")));
+    let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+    Ok(all.map(owned).collect())
 }
 
 fn base_url(url: &str) -> Result<String, Exit> {

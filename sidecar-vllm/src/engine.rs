@@ -9,11 +9,12 @@ use baton_daemon::http::{Client, ClientLimits};
 use baton_proto::load::{LoadReport, Measured, Origin};
 use baton_proto::model::ModelFiles;
 use baton_proto::request::ClientRequest;
+use baton_proto::route::Route;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
 use baton_sidecar_core::engine::{
-    Attached, Engine, EngineLoad, Following, Leg, Moved, Prefilled, Verdict,
+    Attached, Engine, EngineLoad, Following, HeldKv, Leg, Moved, Prefilled, Verdict,
 };
 use baton_sidecar_core::view::Feed;
 use baton_transfer::{Agent, Kind};
@@ -28,6 +29,7 @@ use crate::handshake::{Handshake, TpRank};
 use crate::http::{EngineHttp, Model};
 use crate::metrics_page::MetricsPage;
 use crate::model_files::PromptConfig;
+use crate::names::Names;
 use crate::notifier::Notifier;
 use crate::side_channel::SideChannel;
 use crate::transfer_params::{HeldAs, Notification};
@@ -59,6 +61,7 @@ pub struct VllmEngine {
     prompts: PromptConfig,
     last: Mutex<Option<Arc<Seen>>>,
     met: Mutex<Met>,
+    names: Names,
 }
 
 #[derive(Debug)]
@@ -120,6 +123,7 @@ impl VllmEngine {
             prompts: config.prompts,
             last: Mutex::default(),
             met: Mutex::default(),
+            names: Names::default(),
         })
     }
 
@@ -495,7 +499,19 @@ impl Engine for VllmEngine {
             return Err(unusable("the engine has no connector to hand over with"));
         };
         let lease = transfer.config.lease.mul_f64(CAUTION);
-        dialect::read_prefill(answer, &handshake.geometry, &handshake.engine_id, lease)
+        let read = dialect::read_prefill(answer, &handshake.geometry, &handshake.engine_id, lease)?;
+        if let Some(kv) = read.held() {
+            self.names.learn(&kv.metadata);
+        }
+        Ok(read)
+    }
+
+    fn unread(&self, request: &RequestId, route: Route) -> Option<HeldKv> {
+        Some(HeldKv {
+            metadata: self.names.of(request, route)?,
+            bytes: 0,
+            lease: self.transfer.as_ref()?.config.lease,
+        })
     }
 
     fn decode_body(

@@ -17,6 +17,7 @@ pub mod http;
 mod mapped;
 pub mod metrics_page;
 pub mod model_files;
+pub mod names;
 pub mod notifier;
 pub mod side_channel;
 pub mod transfer_params;

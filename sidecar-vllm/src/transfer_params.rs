@@ -89,7 +89,8 @@ impl TransferParams {
 /// Under which id an engine holds KV, and in how many parts.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HeldAs {
-    remote_request_id: String,
+    /// Its id.
+    pub remote_request_id: String,
     /// Tensor-parallel ranks, each of which holds a part.
     pub tp_size: u32,
 }

@@ -314,6 +314,8 @@ fn config(role: &str) -> Config {
         blocks: BLOCKS,
         max_model_len: 2048,
         speed: SPEED,
+        // As a sidecar launches it.
+        plain_ids: true,
         ..Config::new(Some(role))
     }
 }

@@ -203,10 +203,17 @@ fn fuller() -> Vec<Sample> {
             },
         ),
         sample(
-            "release",
-            Release {
-                ticket: ticket(),
+            "release_ticket",
+            Release::Ticket {
+                ticket: Box::new(ticket()),
                 decode_at: Some("http://10.0.0.2:9100".to_owned()),
+            },
+        ),
+        sample(
+            "release_leg",
+            Release::Leg {
+                request: "0123456789abcdef0123456789abcdef".parse().unwrap(),
+                route: Route::Completions,
             },
         ),
     ]

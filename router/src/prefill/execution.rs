@@ -72,12 +72,10 @@ pub async fn prefill(
     let work = attempt.work(planned, prefill);
     let mut reservation = attempt.reserve(planned, prefill, work);
     let mut proof = attempt.proof(planned, prefill);
-    let ticket = fresh_id();
-    let mut release = ReleaseOnDrop::new(&router.calls, prefill, &ticket);
     let mut spent = Spent::begin(&router.metrics);
     let call = PrefillCall {
         request: fresh_id(),
-        ticket,
+        ticket: fresh_id(),
         decode: decode.id().clone(),
         decode_at: Some(decode.url("")),
         router: Some(router.calls.router().clone()),
@@ -85,6 +83,7 @@ pub async fn prefill(
         deadline_ms: attempt.time_left_ms(),
         uncached_tokens: Some(work.tokens),
     };
+    let mut release = ReleaseOnDrop::new(&router.calls, prefill, &call);
     let leg = pin!(async {
         let time = attempt.time_left();
         let calls = &router.calls;

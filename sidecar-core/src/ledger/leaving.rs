@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use baton_proto::call::{Release, Revoked};
-use baton_proto::ticket::TransferMetadata;
+use baton_proto::call::Revoked;
+use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::{Incarnation, TicketId};
 use tokio::time::Instant;
 
@@ -36,6 +36,31 @@ pub enum Fetcher {
     At(String),
     /// A decode worker that cannot be asked.
     Somebody,
+    /// No engine, but the prefill itself may not be over: its engine has not answered anything since it was cut off.
+    Prefill,
+}
+
+/// KV that an engine may hold for a prefill whose answer was not read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unread {
+    /// What is held.
+    pub metadata: TransferMetadata,
+    /// In which life of the engine.
+    pub incarnation: Incarnation,
+    /// For how long at most.
+    pub lease: Duration,
+}
+
+impl From<Unread> for Leaving {
+    fn from(unread: Unread) -> Self {
+        let lapses = Instant::now() + unread.lease;
+        Self::new(
+            unread.metadata,
+            unread.incarnation,
+            lapses,
+            Fetcher::Prefill,
+        )
+    }
 }
 
 /// KV that is held for nobody.
@@ -94,17 +119,41 @@ impl Claimed {
 
 impl Ledger {
     /// Gives up a ticket that a former life of this sidecar has made: its engine holds the KV still.
-    pub fn adopt(&self, release: Release) {
-        let Release { ticket, decode_at } = release;
-        let mut entries = self.lock();
-        if entries.contains_key(&ticket.id) {
-            drop(entries);
-            return self.release(&ticket.id);
-        }
+    pub fn adopt(&self, ticket: Ticket, decode_at: Option<String>) {
         let lapses = Instant::now() + Duration::from_millis(ticket.lease_remaining_ms);
         let fetcher = decode_at.map_or(Fetcher::Somebody, Fetcher::At);
         let left = Leaving::new(ticket.metadata, ticket.incarnation, lapses, fetcher);
-        self.put(&mut entries, &ticket.id, Entry::Leaving(Box::new(left)));
+        self.adopt_as(&ticket.id, left);
+    }
+
+    /// Gives up a prefill leg that a former life of this sidecar has begun.
+    pub fn adopt_unread(&self, id: &TicketId, unread: Unread) {
+        self.adopt_as(id, unread.into());
+    }
+
+    fn adopt_as(&self, id: &TicketId, left: Leaving) {
+        let mut entries = self.lock();
+        if entries.contains_key(id) {
+            drop(entries);
+            return self.release(id);
+        }
+        self.put(&mut entries, id, Entry::Leaving(Box::new(left)));
+    }
+
+    /// The engine has answered something that it was asked then: prefills that were cut off before are over once it has
+    /// noticed that.
+    pub fn engine_answered(&self, asked: Instant) {
+        let mut entries = self.lock();
+        for entry in entries.values_mut() {
+            if let Entry::Leaving(leaving) = entry
+                && leaving.fetcher == Fetcher::Prefill
+                && leaving.not_before <= asked
+            {
+                leaving.fetcher = Fetcher::Nobody;
+                leaving.not_before = Instant::now() + NOTICED;
+                self.left.notify_one();
+            }
+        }
     }
 
     /// Waits until something was given up since the last time.
@@ -134,9 +183,7 @@ impl Ledger {
     pub fn next_due(&self) -> Option<Instant> {
         let entries = self.lock();
         let leaving = entries.values().filter_map(|entry| match entry {
-            Entry::Leaving(leaving) if leaving.fetcher != Fetcher::Somebody => {
-                Some(leaving.not_before)
-            }
+            Entry::Leaving(leaving) if leaving.can_be_ended() => Some(leaving.not_before),
             _ => None,
         });
         leaving.min()
@@ -201,8 +248,12 @@ impl Ledger {
 }
 
 impl Leaving {
+    fn can_be_ended(&self) -> bool {
+        !matches!(self.fetcher, Fetcher::Somebody | Fetcher::Prefill)
+    }
+
     fn is_due(&self, now: Instant) -> bool {
-        self.fetcher != Fetcher::Somebody && self.not_before <= now
+        self.can_be_ended() && self.not_before <= now
     }
 }
 

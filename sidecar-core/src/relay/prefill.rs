@@ -15,7 +15,7 @@ use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage, TicketId,
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use http::header::CONTENT_TYPE as CONTENT_TYPE_HEADER;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Incoming;
@@ -28,7 +28,7 @@ use super::leg::{
 };
 use crate::core::Core;
 use crate::engine::{Engine, Prefilled};
-use crate::ledger::{Ledger, OpenLeg, Wanted};
+use crate::ledger::{Ledger, OpenLeg, Unread, Wanted};
 
 /// Largest answer to a prefill. It may echo the prompt and its token ids.
 const MAX_ANSWER: usize = 64 << 20;
@@ -188,11 +188,16 @@ impl<E: Engine> Running<E> {
 
     async fn ask_engine(
         &mut self,
-        open: OpenLeg,
+        mut open: OpenLeg,
     ) -> Result<(Option<Ticket>, baton_proto::call::PrefillUsage, Outcome), Failure> {
         let terms = self.leg.terms(&self.core, &self.arrived.call.request);
         let body = self.core.engine.prefill_body(&self.arrived.request, terms);
-        let response = self.head(&open, body).await?;
+        open.asked(self.unread());
+        let response = self.head(&open, body).await.inspect_err(|error| {
+            if error.retry == Retry::Safe {
+                open.holds_nothing();
+            }
+        })?;
         let (head, body) = response.into_parts();
         let content_type = head
             .headers
@@ -201,9 +206,12 @@ impl<E: Engine> Running<E> {
             .map(str::to_owned);
         let bytes = read_limited(body, MAX_ANSWER, ANSWER_TIME)
             .await
-            .map_err(|bad| self.unreadable(&bad))?;
+            .map_err(|bad| self.unreadable(&open, &bad))?;
+        if head.status == StatusCode::OK {
+            return self.book(open, &bytes);
+        }
+        open.holds_nothing();
         match head.status.as_u16() {
-            200 => self.book(open, &bytes),
             status if is_judgement(status) && bytes.len() <= MAX_JUDGEMENT => {
                 let message = baton_proto::error::openai_message(&bytes)
                     .unwrap_or_else(|| "no reason given".to_owned());
@@ -249,9 +257,22 @@ impl<E: Engine> Running<E> {
             .patience(tokens, self.step_tokens, self.leg.elapsed())
     }
 
-    /// An answer that began and cannot be read: KV may be held under an id that nobody knows.
-    fn unreadable(&self, bad: &BadBody) -> Failure {
-        self.core.metrics.tickets.stranded.inc();
+    /// What the engine holds if its answer is not read.
+    fn unread(&self) -> Option<Unread> {
+        let PrefillCall { request, route, .. } = &self.arrived.call;
+        self.core.unread(request, *route, &self.incarnation)
+    }
+
+    /// KV may be held under an id that nobody knows.
+    fn not_read(&self, open: &OpenLeg) {
+        if !open.is_known() {
+            self.core.metrics.tickets.stranded.inc();
+        }
+    }
+
+    /// An answer that began and cannot be read.
+    fn unreadable(&self, open: &OpenLeg, bad: &BadBody) -> Failure {
+        self.not_read(open);
         engine_broke_off(Stage::Prefill, &bad.to_string()).into()
     }
 
@@ -277,10 +298,7 @@ impl<E: Engine> Running<E> {
                 .ok_or_else(|| answers_another(Stage::Prefill))
         });
         // An answer that makes no sense may still mean KV that is held.
-        let read = read.inspect_err(|_| {
-            self.core.metrics.tickets.stranded.inc();
-        });
-        match read? {
+        match read.inspect_err(|_| self.not_read(&open))? {
             Prefilled::Handoff { usage, kv } => {
                 let cached = usage.cached_tokens.unwrap_or(0);
                 let computed = usage.prompt_tokens.saturating_sub(cached);

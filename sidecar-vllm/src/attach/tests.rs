@@ -72,7 +72,9 @@ fn a_launched_engine_gets_a_fresh_id_and_keeps_the_rest_of_its_command() {
         id.len() == 32 && command[9].contains(&id) && !command[9].contains("\"old\""),
         "{command:?}"
     );
-    assert_eq!(launch.unwrap().environment[PORT_VARIABLE], "5601");
+    let environment = launch.unwrap().environment;
+    assert_eq!(environment[PORT_VARIABLE], "5601");
+    assert_eq!(environment[PLAIN_IDS], "1");
 }
 
 #[test]

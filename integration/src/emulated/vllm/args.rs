@@ -93,6 +93,15 @@ pub struct Args {
     #[arg(long, value_name = "JSON")]
     kv_events_config: Option<String>,
 
+    /// Put nothing random behind requests' ids (1), as vLLM does with this variable.
+    #[arg(
+        long,
+        env = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
+        value_name = "0|1",
+        default_value_t = 0
+    )]
+    emulate_plain_ids: u8,
+
     /// LoRA adapters, NAME or NAME=PATH.
     #[arg(long, num_args = 1.., value_name = "NAME")]
     lora_modules: Vec<String>,
@@ -237,6 +246,7 @@ impl Args {
             api_key: self.api_key.clone(),
             prompt_tokens_details: self.enable_prompt_tokens_details,
             scale_out: self.enable_scale_out,
+            plain_ids: self.emulate_plain_ids != 0,
             speed: self.speed(),
             fabric: self.fabric()?,
             kv_bandwidth: self.emulate_kv_bandwidth,

@@ -83,6 +83,8 @@ pub struct Config {
     pub scale_out: bool,
     /// `VLLM_SERVER_DEV_MODE`.
     pub dev_mode: bool,
+    /// `VLLM_DISABLE_REQUEST_ID_RANDOMIZATION`.
+    pub plain_ids: bool,
     /// How long its steps take.
     pub speed: Speed,
     /// Over what its KV leaves it.
@@ -122,6 +124,7 @@ impl Config {
             prompt_tokens_details: false,
             scale_out: false,
             dev_mode: true,
+            plain_ids: false,
             speed: Speed::INSTANT,
             fabric: Fabric::loopback(),
             kv_bandwidth: None,

@@ -456,15 +456,16 @@ pub(super) fn submit(answer: &Answer<'_>, rank: &Rank) -> Vec<Choice> {
     choices
 }
 
-/// The engine's own id: callers' ids may repeat, these do not.
+/// The engine's own id: callers' ids may repeat, these do not unless that was switched off.
 fn internal_id(answer: &Answer<'_>, prompt: usize, child: usize) -> String {
-    let suffix: u32 = rand::rng().random();
-    let id = &answer.id;
-    let name = if answer.ask.chat {
-        format!("{id}-{suffix:08x}")
-    } else {
-        format!("{id}-{prompt}-{suffix:08x}")
-    };
+    let mut name = answer.id.clone();
+    if !answer.ask.chat {
+        name = format!("{name}-{prompt}");
+    }
+    if !answer.config.plain_ids {
+        let suffix: u32 = rand::rng().random();
+        name = format!("{name}-{suffix:08x}");
+    }
     if answer.ask.n > 1 {
         format!("{child}_{name}")
     } else {
