@@ -8,10 +8,11 @@
 use std::time::Duration;
 
 use baton_integration::emulated::model;
-use baton_integration::emulated::vllm::script::{Gate, Leg, Rule};
+use baton_integration::emulated::vllm::script::{Fault, Gate, Leg, Rule};
 use baton_integration::emulated::vllm::{Config, Fate};
 use baton_integration::fleet::{Fleet, Setup};
 use baton_integration::wait::until;
+use serde_json::Value;
 
 const PROMPT: &str = "A prompt whose KV somebody holds for somebody who may not come, over more than one block of it.";
 
@@ -158,6 +159,56 @@ async fn what_a_dead_prefill_sidecar_held_is_given_back_by_its_successor() {
     );
     fleet.start_sidecar("p0").await;
     fleet.gave_back("p0").await;
+    fleet.all_ready().await;
+    fleet.finish().await;
+}
+
+/// Engines that name what they hold after the ids that they are given, as those that a sidecar launches do.
+fn plainly_named() -> Setup {
+    let with = |role| Config {
+        plain_ids: true,
+        ..Config::new(Some(role))
+    };
+    Setup::new()
+        .worker("p0", with("kv_producer"))
+        .worker("d0", with("kv_consumer"))
+        .router(&["--force", "split"])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_answer_that_broke_off_was_to_name_is_given_back() {
+    let nameless = |answer: &mut Value| answer["kv_transfer_params"] = Value::Null;
+    for broken in [Fault::Truncated, Fault::answer(nameless)] {
+        let fleet = plainly_named().start().await;
+        let rule = Rule::on(Leg::Prefill).fault(broken);
+        fleet.engine("p0").script(rule);
+        let answer = fleet.post("/v1/completions", body()).await;
+        assert_eq!(answer.served().generated(), model::text(PROMPT, 5));
+        let prefills = fleet.engine("p0").seen_of(Leg::Prefill).len();
+        assert_eq!(prefills, 2, "nothing could be read of the first");
+        fleet.gave_back("p0").await;
+        fleet.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_that_outlived_its_sidecar_is_given_back_by_the_successor() {
+    let mut fleet = plainly_named().start().await;
+    let gate = Gate::new();
+    let half_an_answer = Rule::on(Leg::Prefill).gate_after(0, &gate);
+    fleet.engine("p0").script(half_an_answer);
+    let request = fleet.begin("/v1/completions", body()).await;
+    gate.reached(1).await;
+    assert_eq!(
+        fleet.engine("p0").holds(),
+        1,
+        "and its sidecar does not know it"
+    );
+    fleet.take_sidecar("p0").kill();
+    fleet.start_sidecar("p0").await;
+    fleet.gave_back("p0").await;
+    gate.open();
+    drop(request);
     fleet.all_ready().await;
     fleet.finish().await;
 }

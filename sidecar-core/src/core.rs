@@ -174,11 +174,10 @@ impl<E: Engine> Core<E> {
 
     /// What the engine, in this life, holds for a prefill whose answer was not read, as far as that can be told.
     pub fn unread(&self, request: &RequestId, route: Route, life: &Incarnation) -> Option<Unread> {
-        let held = self.engine.unread(request, route)?;
+        let foreseen = self.engine.unread(request, route)?;
         Some(Unread {
-            metadata: held.metadata,
+            foreseen,
             incarnation: life.clone(),
-            lease: held.lease,
         })
     }
 

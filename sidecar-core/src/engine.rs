@@ -79,6 +79,17 @@ impl Moved {
     }
 }
 
+/// What an engine holds for a prefill whose answer was not read, if it has finished it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Foreseen {
+    /// What decode would need to fetch it, as far as giving it back needs that.
+    pub metadata: TransferMetadata,
+    /// How long the engine holds it at most.
+    pub lease: Duration,
+    /// The engine does call it so; if not, it is one that may.
+    pub certain: bool,
+}
+
 /// A prefill that the engine finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prefilled {
@@ -181,7 +192,7 @@ pub trait Engine: Send + Sync + 'static {
 
     /// What the engine holds for a prefill whose answer was never read, if it has finished it; nothing where it cannot be told
     /// how the engine calls that.
-    fn unread(&self, request: &RequestId, route: Route) -> Option<HeldKv>;
+    fn unread(&self, request: &RequestId, route: Route) -> Option<Foreseen>;
 
     /// Lets the engine have KV back that it holds for a handoff and that nobody fetches any more. Done when it was told; it
     /// does not answer.

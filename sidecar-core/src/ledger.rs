@@ -341,7 +341,9 @@ impl OpenLeg {
 
     /// Whether what the engine may hold is known without its answer.
     pub fn is_known(&self) -> bool {
-        self.unread.is_some()
+        self.unread
+            .as_ref()
+            .is_some_and(|unread| unread.foreseen.certain)
     }
 
     /// The prefill ended with KV that can be handed over: the ticket, born claimed.

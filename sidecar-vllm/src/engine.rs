@@ -14,7 +14,7 @@ use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
 use baton_sidecar_core::engine::{
-    Attached, Engine, EngineLoad, Following, HeldKv, Leg, Moved, Prefilled, Verdict,
+    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Moved, Prefilled, Verdict,
 };
 use baton_sidecar_core::view::Feed;
 use baton_transfer::{Agent, Kind};
@@ -506,12 +506,9 @@ impl Engine for VllmEngine {
         Ok(read)
     }
 
-    fn unread(&self, request: &RequestId, route: Route) -> Option<HeldKv> {
-        Some(HeldKv {
-            metadata: self.names.of(request, route)?,
-            bytes: 0,
-            lease: self.transfer.as_ref()?.config.lease,
-        })
+    fn unread(&self, request: &RequestId, route: Route) -> Option<Foreseen> {
+        let lease = self.transfer.as_ref()?.config.lease;
+        self.names.foresee(request, route, lease)
     }
 
     fn decode_body(

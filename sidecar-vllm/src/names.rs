@@ -5,10 +5,12 @@
 //! not, so an engine that the sidecar launches is given that variable. What another one does is seen at its first answer.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use baton_proto::RequestId;
 use baton_proto::route::Route;
 use baton_proto::ticket::TransferMetadata;
+use baton_sidecar_core::engine::Foreseen;
 use serde_json::json;
 
 use crate::transfer_params::HeldAs;
@@ -19,9 +21,9 @@ pub const PLAIN_IDS: &str = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION";
 /// Digits of a random suffix.
 const SUFFIX: usize = 8;
 
-/// How an engine names what it holds, as far as it has answered.
-#[derive(Debug)]
-pub struct Names(Mutex<Naming>);
+/// How an engine names what it holds, once it has answered.
+#[derive(Debug, Default)]
+pub struct Names(Mutex<Option<Naming>>);
 
 #[derive(Debug, Clone, Copy)]
 struct Naming {
@@ -29,38 +31,36 @@ struct Naming {
     tp_size: u32,
 }
 
-impl Default for Names {
-    /// To be told of KV that it does not hold does an engine no harm, so until it has answered it is believed to have plain
-    /// names.
-    fn default() -> Self {
-        Self(Mutex::new(Naming {
-            suffixed: false,
-            tp_size: 1,
-        }))
-    }
-}
-
 impl Names {
     /// The engine said how it calls something.
     pub fn learn(&self, held: &TransferMetadata) {
         if let Ok(held) = HeldAs::parse(held.as_bytes()) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Naming {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Naming {
                 suffixed: is_suffixed(&held.remote_request_id),
                 tp_size: held.tp_size,
-            };
+            });
         }
     }
 
-    /// How it calls what it holds for this request, unless that cannot be known.
-    pub fn of(&self, request: &RequestId, route: Route) -> Option<TransferMetadata> {
-        let naming = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What it holds for this request, unless that cannot be known. To be told of KV that it does not hold does an engine no
+    /// harm, so before it has answered a plain name is worth a try.
+    pub fn foresee(&self, request: &RequestId, route: Route, lease: Duration) -> Option<Foreseen> {
+        let known = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_some_and(|naming| naming.suffixed) {
+            return None;
+        }
         let name = match route {
             Route::Completions => format!("cmpl-{request}-0"),
             Route::ChatCompletions => format!("chatcmpl-{request}"),
             Route::PassThrough(_) => return None,
         };
-        let held = json!({"remote_request_id": name, "tp_size": naming.tp_size});
-        (!naming.suffixed).then(|| TransferMetadata::new(held.to_string()))
+        let tp_size = known.map_or(1, |naming| naming.tp_size);
+        let held = json!({"remote_request_id": name, "tp_size": tp_size});
+        Some(Foreseen {
+            metadata: TransferMetadata::new(held.to_string()),
+            lease,
+            certain: known.is_some(),
+        })
     }
 }
 
@@ -77,19 +77,29 @@ mod tests {
         TransferMetadata::new(json!({"remote_request_id": id, "tp_size": 2}).to_string())
     }
 
+    const ID: &str = "00112233445566778899aabbccddeeff";
+
+    fn foreseen(names: &Names, route: Route) -> Option<Foreseen> {
+        names.foresee(&ID.parse().unwrap(), route, Duration::from_secs(30))
+    }
+
+    fn held(names: &Names, route: Route) -> Option<HeldAs> {
+        let foreseen = foreseen(names, route)?;
+        Some(HeldAs::parse(foreseen.metadata.as_bytes()).unwrap())
+    }
+
     fn name(names: &Names, route: Route) -> Option<String> {
-        let request = "00112233445566778899aabbccddeeff".parse().unwrap();
-        let held = names.of(&request, route)?;
-        Some(HeldAs::parse(held.as_bytes()).unwrap().remote_request_id)
+        Some(held(names, route)?.remote_request_id)
     }
 
     #[test]
     fn plain_names_are_foreseen_and_suffixed_ones_are_not() {
         let names = Names::default();
-        let id = "00112233445566778899aabbccddeeff";
-        let (completion, chat) = (format!("cmpl-{id}-0"), format!("chatcmpl-{id}"));
+        let (completion, chat) = (format!("cmpl-{ID}-0"), format!("chatcmpl-{ID}"));
+        assert!(!foreseen(&names, Route::Completions).unwrap().certain);
         for plain in [&completion, &chat] {
             names.learn(&said(plain));
+            assert!(foreseen(&names, Route::Completions).unwrap().certain);
             assert_eq!(name(&names, Route::Completions).as_ref(), Some(&completion));
             assert_eq!(name(&names, Route::ChatCompletions).as_ref(), Some(&chat));
             assert_eq!(name(&names, Route::PassThrough("/v1/score")), None);
@@ -102,7 +112,6 @@ mod tests {
     fn all_ranks_of_the_engine_are_told() {
         let names = Names::default();
         names.learn(&said("cmpl-a-0"));
-        let held = names.of(&"b".parse().unwrap(), Route::Completions).unwrap();
-        assert_eq!(HeldAs::parse(held.as_bytes()).unwrap().tp_size, 2);
+        assert_eq!(held(&names, Route::Completions).unwrap().tp_size, 2);
     }
 }

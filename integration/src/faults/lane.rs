@@ -27,22 +27,30 @@ const FILLS: Duration = Duration::from_secs(3);
 /// Between two looks.
 const GLANCE: Duration = Duration::from_millis(20);
 
+/// After how many requests the first of these faults begins.
+pub fn first_due(faults: &[Fault]) -> usize {
+    faults.first().map_or(usize::MAX, |fault| fault.after)
+}
+
 /// Lets a lane's faults befall the fleet until all have been or nobody asks any more.
 ///
-/// `begun` is how many requests of the phase have begun. How many faults were there is returned.
+/// `begun` is how many requests of the phase have begun; `next_due` is told after how many the next fault begins. How many
+/// faults were there is returned.
 pub async fn run(
     stand: &Stand,
     lane: Lane,
     faults: &[Fault],
     mut begun: watch::Receiver<usize>,
+    next_due: impl Fn(usize),
     over: &CancellationToken,
 ) -> usize {
     let mut happened = 0;
-    for fault in faults {
+    for (number, fault) in faults.iter().enumerate() {
         let due = begun.wait_for(|begun| *begun > fault.after);
         if over.run_until_cancelled(due).await.is_none() {
             break;
         }
+        next_due(first_due(&faults[number + 1..]));
         tracing::info!(?lane, %fault, "a fault begins");
         match lane {
             Lane::Prefill => befall(stand, &stand.prefill[fault.target], fault, over).await,

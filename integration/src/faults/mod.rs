@@ -151,32 +151,61 @@ struct Load {
 
 /// Clients ask while faults happen; how many faults there were.
 async fn run_phase(load: Load, phase: Phase) -> usize {
-    let (begun, _) = watch::channel(0);
+    let begun = watch::channel(0).0;
+    let due = watch::channel(phase.each_ref().map(|(_, faults)| lane::first_due(faults))).0;
     let over = CancellationToken::new();
     let mut lanes = JoinSet::new();
-    for (lane, faults) in phase {
+    for (number, (lane, faults)) in phase.into_iter().enumerate() {
         let (stand, begun, over) = (Arc::clone(&load.stand), begun.subscribe(), over.clone());
-        lanes.spawn(async move { lane::run(&stand, lane, &faults, begun, &over).await });
+        let due = due.clone();
+        let next_due = move |next| due.send_modify(|due| due[number] = next);
+        lanes.spawn(async move { lane::run(&stand, lane, &faults, begun, next_due, &over).await });
     }
-    let next = Arc::new(AtomicUsize::new(load.numbers.start));
+    let turn = Arc::new(Turn {
+        next: AtomicUsize::new(0),
+        begun,
+        due,
+    });
     let load = Arc::new(load);
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
-        clients.spawn(ask_on(Arc::clone(&load), Arc::clone(&next), begun.clone()));
+        clients.spawn(ask_on(Arc::clone(&load), Arc::clone(&turn)));
     }
     clients.join_all().await;
     over.cancel();
     lanes.join_all().await.into_iter().sum()
 }
 
-/// One client after the other.
-async fn ask_on(load: Arc<Load>, next: Arc<AtomicUsize>, begun: watch::Sender<usize>) {
-    loop {
-        let number = next.fetch_add(1, Ordering::Relaxed);
-        if number >= load.numbers.end {
-            return;
+/// Whose turn it is to ask. Requests wait for faults as faults wait for requests, so that a fast machine meets as many.
+struct Turn {
+    /// The phase's next request.
+    next: AtomicUsize,
+    /// How many of them have begun.
+    begun: watch::Sender<usize>,
+    /// Of each lane, after how many its next fault begins.
+    due: watch::Sender<[usize; 4]>,
+}
+
+impl Turn {
+    /// The next request, of so many, once all faults before it have begun.
+    async fn take(&self, requests: usize) -> Option<usize> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if number >= requests {
+            return None;
         }
-        begun.send_modify(|begun| *begun += 1);
+        let mut due = self.due.subscribe();
+        let faults_are_there = |due: &[usize; 4]| due.iter().all(|due| number <= *due);
+        let waited = due.wait_for(faults_are_there).await;
+        waited.expect("this end of it is ours");
+        self.begun.send_modify(|begun| *begun += 1);
+        Some(number)
+    }
+}
+
+/// One client after the other.
+async fn ask_on(load: Arc<Load>, turn: Arc<Turn>) {
+    while let Some(number) = turn.take(load.numbers.len()).await {
+        let number = load.numbers.start + number;
         let ask = Ask::new(load.seed, number);
         let visit = visit::visit(&ask, &load.stand.routers).await;
         load.tally.lock().unwrap().visited(number, visit);

@@ -2,7 +2,7 @@
 //!
 //! A run is a row of phases. In each, four lanes run beside each other: one fault at a time befalls a prefill worker, one
 //! a decode worker and one a router, so that the others can serve; and KV events of any worker are lost. A fault begins when so many requests of its phase have
-//! begun, which a slow machine does not change, and lasts for a time. Each lane draws its faults from a shuffled deck: in a
+//! begun, and no more begin before it has; it lasts for a time. Each lane draws its faults from a shuffled deck: in a
 //! phase that is long enough every kind comes.
 
 use std::fmt;

@@ -12,6 +12,7 @@ use baton_proto::{Incarnation, TicketId};
 use tokio::time::Instant;
 
 use super::{Claimed, Entry, Ledger, over};
+use crate::engine::Foreseen;
 use crate::metrics::TicketEnd;
 
 /// How long an engine may take to notice that a leg was cut off, before KV that it may be fetching is given back. vLLM
@@ -43,23 +44,19 @@ pub enum Fetcher {
 /// KV that an engine may hold for a prefill whose answer was not read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unread {
-    /// What is held.
-    pub metadata: TransferMetadata,
+    /// What that is.
+    pub foreseen: Foreseen,
     /// In which life of the engine.
     pub incarnation: Incarnation,
-    /// For how long at most.
-    pub lease: Duration,
 }
 
 impl From<Unread> for Leaving {
     fn from(unread: Unread) -> Self {
-        let lapses = Instant::now() + unread.lease;
-        Self::new(
-            unread.metadata,
-            unread.incarnation,
-            lapses,
-            Fetcher::Prefill,
-        )
+        let Foreseen {
+            metadata, lease, ..
+        } = unread.foreseen;
+        let lapses = Instant::now() + lease;
+        Self::new(metadata, unread.incarnation, lapses, Fetcher::Prefill)
     }
 }
 

@@ -2,6 +2,7 @@ use baton_proto::call::Revoked;
 use baton_proto::digest::RequestDigest;
 
 use super::*;
+use crate::engine::Foreseen;
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -287,4 +288,49 @@ async fn gauges_follow_every_change() {
     drop(leg);
     ledger.void_others(&life("b"));
     assert_eq!(gauges(&ledger), [0, 0, 0]);
+}
+
+fn unread() -> Unread {
+    Unread {
+        foreseen: Foreseen {
+            metadata: TransferMetadata::new(&b"{}"[..]),
+            lease: LEASE,
+            certain: true,
+        },
+        incarnation: life("a"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_unread_prefill_may_hold_is_given_back_once_its_engine_has_answered_since() {
+    let ledger = ledger();
+    let asked_before = Instant::now();
+    let mut leg = ledger.open(&id("cut")).unwrap();
+    leg.asked(Some(unread()));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    drop(leg);
+    ledger.adopt_unread(&id("of a former life"), unread());
+    ledger.engine_answered(asked_before);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    assert_eq!(
+        ledger.due(),
+        [],
+        "it may be frozen, and finish the prefill yet"
+    );
+    ledger.engine_answered(Instant::now());
+    assert_eq!(ledger.due(), [], "it may not have noticed yet");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    let due = ledger.due();
+    assert_eq!(due.len(), 2);
+    assert!(due.iter().all(|due| due.fetcher == Fetcher::Nobody));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_holds_nothing_leaves_nothing() {
+    let ledger = ledger();
+    let mut leg = ledger.open(&id("refused")).unwrap();
+    leg.asked(Some(unread()));
+    leg.holds_nothing();
+    drop(leg);
+    assert_eq!(ledger.counts(), Counts::default());
 }
