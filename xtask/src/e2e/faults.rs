@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::Run;
 use crate::client::{Client, Outcome};
 use crate::cluster::AGGREGATED;
-use crate::engines::vllm::MODEL;
+use crate::engines::MODEL;
 use crate::workspace;
 
 /// A part of the integration crate.
