@@ -7,6 +7,7 @@
 mod churn;
 mod faults;
 mod in_flight;
+mod links;
 mod view;
 
 use std::path::PathBuf;
@@ -129,6 +130,7 @@ impl Run<'_> {
         let beside = self.boot()?;
         self.report
             .add("boot", started.elapsed(), Ok(Outcome::default()));
+        self.look("links", |run| Ok(run.links()))?;
         self.step(E2eStep::Surface, |run| {
             run.client("OpenAI surface", "surface.py", &reference_arguments())
         })?;
