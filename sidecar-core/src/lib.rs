@@ -19,6 +19,7 @@ mod link;
 pub mod membership;
 pub mod metrics;
 pub mod mirror;
+pub mod openai;
 mod peers;
 pub mod questions;
 pub mod record;
