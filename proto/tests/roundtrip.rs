@@ -346,8 +346,8 @@ fn ticket() -> impl Any<Ticket> {
     (
         names,
         request,
-        any::<u32>(),
-        any::<u64>(),
+        any::<Option<u32>>(),
+        any::<Option<u64>>(),
         any::<u64>(),
         any::<u64>(),
         metadata,

@@ -132,6 +132,7 @@ const OPTIONAL: &[(&str, &[&str])] = &[
     ("decode_call_full", &["prefill_at"]),
     ("engine_answer", &["content_type"]),
     ("release", &["decode_at"]),
+    ("ticket", &["bytes", "prompt_tokens"]),
     ("event_cleared", &["tier"]),
     (
         "load_report",

@@ -50,6 +50,16 @@ pub struct HeldKv {
     pub lease: Duration,
 }
 
+/// A handoff that exists before its prefill, of an engine that hands over while it computes. The leg itself is what holds
+/// the KV: it ends when decode has everything, and aborting it is what gives the KV back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// What both legs are given. It was never used before and never will be again.
+    pub metadata: TransferMetadata,
+    /// How long the two legs may take to find each other and be done.
+    pub lease: Duration,
+}
+
 /// What an engine has moved since it started.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Moved {
@@ -87,6 +97,11 @@ pub enum Prefilled {
         usage: PrefillUsage,
         /// What is held.
         kv: HeldKv,
+    },
+    /// What was offered for it is with decode, and nothing is held any more.
+    HandedOver {
+        /// What it cost.
+        usage: PrefillUsage,
     },
     /// It ended for another reason than length: nothing to hand over, though KV may be held all the same.
     Ended {
@@ -162,17 +177,34 @@ pub trait Engine: Send + Sync + 'static {
     /// How busy the engine says it is.
     fn load(&self) -> impl Future<Output = Result<EngineLoad, Error>> + Send;
 
-    /// The body of a prefill leg.
-    fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String;
+    /// The handoff of a prefill that is about to be asked for; nothing for an engine that says at the end of a prefill what it
+    /// holds.
+    fn offer(&self) -> Option<Offer>;
+
+    /// The body of a prefill leg, with the handoff that was offered for it, if any.
+    fn prefill_body(
+        &self,
+        request: &ClientRequest,
+        offered: Option<&TransferMetadata>,
+        leg: Leg<'_>,
+    ) -> String;
 
     /// What a finished prefill left, from the engine's answer to it.
     fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error>;
 
+    /// Whether KV of another prompt may come under a ticket's name, after a restart of the prefill engine or the end of its
+    /// lease. If so, this engine's answers are withheld until the prefill side has confirmed the ticket.
+    fn may_fetch_foreign_kv(&self) -> bool;
+
+    /// Has the engine drop a request whose connection was given up. Done when it was told, and at once for an engine that
+    /// watches its connections. The end of the request is not waited for.
+    fn abort(&self, request: &RequestId) -> impl Future<Output = Result<(), Error>> + Send;
+
     /// Lets the engine have KV back that it holds for a handoff and that nobody fetches any more. Done when it was told; it
-    /// does not answer.
+    /// does not answer. Not asked of what was offered.
     fn give_back(&self, held: &TransferMetadata) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Has the engine hold KV for longer. For how long from now on, at least.
+    /// Has the engine hold KV for longer. Not asked of what was offered. For how long from now on, at least.
     fn keep(
         &self,
         held: &[TransferMetadata],

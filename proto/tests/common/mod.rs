@@ -403,8 +403,8 @@ pub(crate) fn ticket() -> Ticket {
         incarnation: "agent-1".parse().unwrap(),
         decode: "decode-0".parse().unwrap(),
         request_digest: RequestDigest::of("/v1/completions", b"{}"),
-        prompt_tokens: 150,
-        bytes: 81_920,
+        prompt_tokens: Some(150),
+        bytes: Some(81_920),
         lease_ms: 30_000,
         metadata: TransferMetadata::new(METADATA),
     }

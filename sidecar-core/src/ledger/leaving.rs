@@ -10,6 +10,7 @@ use baton_proto::call::{Release, Revoked};
 use baton_proto::ticket::TransferMetadata;
 use baton_proto::{Incarnation, TicketId};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{Claimed, Entry, Ledger, over};
 use crate::metrics::TicketEnd;
@@ -45,6 +46,8 @@ pub(super) struct Leaving {
     pub(super) lapses: Instant,
     fetcher: Fetcher,
     not_before: Instant,
+    /// The leg that holds it, and ends when the token is cancelled.
+    pub(super) leg: Option<CancellationToken>,
 }
 
 /// KV about which something can be done now.
@@ -56,6 +59,8 @@ pub struct Due {
     pub metadata: TransferMetadata,
     /// Who has to be asked before.
     pub fetcher: Fetcher,
+    /// The leg holds it: giving it back is ending that ([`Ledger::end_leg`]).
+    pub by_leg: bool,
 }
 
 impl Leaving {
@@ -64,6 +69,7 @@ impl Leaving {
         incarnation: Incarnation,
         lapses: Instant,
         fetcher: Fetcher,
+        leg: Option<CancellationToken>,
     ) -> Self {
         Self {
             metadata,
@@ -71,6 +77,7 @@ impl Leaving {
             lapses,
             fetcher,
             not_before: Instant::now(),
+            leg,
         }
     }
 }
@@ -88,6 +95,7 @@ impl Claimed {
             self.draft.incarnation.clone(),
             self.lapses,
             fetcher.unwrap_or_else(decode),
+            self.leg.clone(),
         )
     }
 }
@@ -103,7 +111,7 @@ impl Ledger {
         }
         let lapses = Instant::now() + Duration::from_millis(ticket.lease_remaining_ms);
         let fetcher = decode_at.map_or(Fetcher::Somebody, Fetcher::At);
-        let left = Leaving::new(ticket.metadata, ticket.incarnation, lapses, fetcher);
+        let left = Leaving::new(ticket.metadata, ticket.incarnation, lapses, fetcher, None);
         self.put(&mut entries, &ticket.id, Entry::Leaving(Box::new(left)));
     }
 
@@ -123,6 +131,7 @@ impl Ledger {
                     id: id.clone(),
                     metadata: leaving.metadata.clone(),
                     fetcher: leaving.fetcher.clone(),
+                    by_leg: leaving.leg.is_some(),
                 })
             }
             _ => None,
@@ -213,5 +222,6 @@ impl Claimed {
         !remaining.is_zero()
             && remaining < lease.mul_f64(EXTENDED_BELOW)
             && self.lapses < self.wanted
+            && self.leg.is_none()
     }
 }

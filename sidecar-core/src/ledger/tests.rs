@@ -27,8 +27,8 @@ fn draft(name: &str) -> Draft {
         incarnation: life("a"),
         decode: "d0".parse().unwrap(),
         request_digest: RequestDigest::of("/v1/completions", b"{}"),
-        prompt_tokens: 3,
-        bytes: 10,
+        prompt_tokens: Some(3),
+        bytes: Some(10),
         lease_ms: 30_000,
         metadata: TransferMetadata::new(&b"{}"[..]),
     }
