@@ -8,6 +8,8 @@ pub mod args;
 pub mod attach;
 pub mod dialect;
 pub mod engine;
+pub mod events;
+mod follow;
 pub mod http;
 pub mod rooms;
 pub mod server_info;

@@ -22,7 +22,6 @@ use http::HeaderValue;
 use crate::attach::{EngineConfig, TransferConfig};
 use crate::dialect;
 use crate::follow;
-use crate::follow::folder::EventsFolder;
 use crate::follow::source::{EventSource, EventsConfig, sources_told};
 use crate::handshake::{Handshake, TpRank};
 use crate::http::{EngineHttp, Model};
@@ -32,6 +31,7 @@ use crate::notifier::Notifier;
 use crate::side_channel::SideChannel;
 use crate::transfer_params::{HeldAs, Notification};
 use crate::worker_info::info;
+use baton_kv_events::folder::EventsFolder;
 
 /// Version whose wire facts this sidecar was verified with.
 const VERIFIED: &str = "0.32.";

@@ -3,26 +3,27 @@
 use baton_sidecar_core::mirror::event::BlockItem;
 use baton_sidecar_core::mirror::oddity::Tally;
 
-use super::cursor::{Cursor, Malformed, Value};
-use super::decoder::Event;
-use super::event;
-use super::field::{self, Field, Fields, Numbers, REMOVED, STORED, Sent};
-use super::oddity::Oddity;
+use crate::cursor::{Cursor, Malformed, Value};
+use crate::decoder::Event;
+use crate::dialect::Dialect;
+use crate::event;
+use crate::field::{self, Field, Fields, Numbers, Sent};
+use crate::oddity::Oddity;
 
 /// A batch being read.
 #[derive(Debug, Default)]
-pub(super) struct Reading<'d> {
-    pub(super) time: Option<f64>,
-    pub(super) rank: Option<u32>,
-    pub(super) has_events: bool,
-    pub(super) oddities: Tally<Oddity>,
-    pub(super) events: Vec<Event<'d>>,
-    pub(super) items: Vec<BlockItem<'d>>,
+pub(crate) struct Reading<'d> {
+    pub(crate) time: Option<f64>,
+    pub(crate) rank: Option<u32>,
+    pub(crate) has_events: bool,
+    pub(crate) oddities: Tally<Oddity>,
+    pub(crate) events: Vec<Event<'d>>,
+    pub(crate) items: Vec<BlockItem<'d>>,
 }
 
 impl<'d> Reading<'d> {
     /// `[ts, events, data_parallel_rank]`, or a map with these keys.
-    pub(super) fn batch(
+    pub(crate) fn batch<D: Dialect>(
         &mut self,
         cursor: &mut Cursor<'d>,
         numbers: &mut Numbers,
@@ -33,7 +34,7 @@ impl<'d> Reading<'d> {
                 for place in 0..length {
                     match place {
                         0 => self.time(cursor)?,
-                        1 => self.all_events(cursor, numbers)?,
+                        1 => self.all_events::<D>(cursor, numbers)?,
                         2 => self.rank(cursor)?,
                         _ => self.unknown_field(cursor)?,
                     }
@@ -43,8 +44,10 @@ impl<'d> Reading<'d> {
                 for _ in 0..pairs {
                     match cursor.value()? {
                         Value::Text(b"ts") => self.time(cursor)?,
-                        Value::Text(b"events") => self.all_events(cursor, numbers)?,
-                        Value::Text(b"data_parallel_rank") => self.rank(cursor)?,
+                        Value::Text(b"events") => self.all_events::<D>(cursor, numbers)?,
+                        Value::Text(b"data_parallel_rank" | b"attn_dp_rank") => {
+                            self.rank(cursor)?
+                        }
                         Value::Text(_) => self.unknown_field(cursor)?,
                         _ => return Err(cursor.malformed("a key that is no text")),
                     }
@@ -81,7 +84,7 @@ impl<'d> Reading<'d> {
         Ok(())
     }
 
-    fn all_events(
+    fn all_events<D: Dialect>(
         &mut self,
         cursor: &mut Cursor<'d>,
         numbers: &mut Numbers,
@@ -95,74 +98,62 @@ impl<'d> Reading<'d> {
             let mut fields = Fields::default();
             let before = *cursor;
             match cursor.value()? {
-                Value::Map(pairs) => self.map(pairs, &mut fields, cursor, numbers)?,
-                Value::Array(length) => self.array(length, &mut fields, cursor, numbers)?,
+                Value::Map(pairs) => fields.map::<D>(pairs, cursor, numbers)?,
+                Value::Array(length) => array::<D>(length, &mut fields, cursor, numbers)?,
                 _ => {
                     *cursor = before;
                     cursor.skip()?;
                 }
             }
-            self.finish_event(&fields)?;
+            self.finish_event::<D>(&fields, numbers)?;
         }
         Ok(())
     }
 
-    fn map(
+    fn finish_event<D: Dialect>(
         &mut self,
-        pairs: u32,
-        fields: &mut Fields<'d>,
-        cursor: &mut Cursor<'d>,
-        numbers: &mut Numbers,
+        fields: &Fields<'d>,
+        numbers: &Numbers,
     ) -> Result<(), Malformed> {
-        for _ in 0..pairs {
-            let Value::Text(name) = cursor.value()? else {
-                return Err(cursor.malformed("a key that is no text"));
-            };
-            match Field::named(name) {
-                Some(field) => fields.read(field, cursor, numbers)?,
-                None => self.unknown_field(cursor)?,
-            }
+        if fields.unknown > 0 {
+            self.oddities.add_many(Oddity::UnknownField, fields.unknown);
         }
-        Ok(())
-    }
-
-    fn array(
-        &mut self,
-        length: u32,
-        fields: &mut Fields<'d>,
-        cursor: &mut Cursor<'d>,
-        numbers: &mut Numbers,
-    ) -> Result<(), Malformed> {
-        let mut order: Option<&[Field]> = None;
-        for place in 0..length {
-            if place == 0 {
-                fields.read(Field::Type, cursor, numbers)?;
-                order = match fields.kind {
-                    Sent::Value(b"BlockStored") => Some(STORED),
-                    Sent::Value(b"BlockRemoved") => Some(REMOVED),
-                    Sent::Value(b"AllBlocksCleared") => Some(&[]),
-                    _ => None,
-                };
-                continue;
-            }
-            let behind_tag = usize::try_from(place - 1).unwrap_or(usize::MAX);
-            match order.map(|order| order.get(behind_tag)) {
-                Some(Some(field)) => fields.read(*field, cursor, numbers)?,
-                Some(None) => self.unknown_field(cursor)?,
-                // Nobody knows what the fields of an unknown event are.
-                None => cursor.skip()?,
-            }
-        }
-        Ok(())
-    }
-
-    fn finish_event(&mut self, fields: &Fields<'d>) -> Result<(), Malformed> {
         let strange = u64::try_from(fields.strange()).unwrap_or(u64::MAX);
         if strange > 0 {
             self.oddities.add_many(Oddity::FieldType, strange);
         }
-        let event = event::of(fields, &mut self.items, &mut self.oddities)?;
+        let event = event::of::<D>(fields, numbers, &mut self.items, &mut self.oddities)?;
         self.events.extend(event);
         Ok(())
     }
+}
+
+/// An event's kind, then its fields in the order of the dialect.
+fn array<'d, D: Dialect>(
+    length: u32,
+    fields: &mut Fields<'d>,
+    cursor: &mut Cursor<'d>,
+    numbers: &mut Numbers,
+) -> Result<(), Malformed> {
+    let mut order: Option<&[Field]> = None;
+    for place in 0..length {
+        if place == 0 {
+            fields.read::<D>(Field::Type, cursor, numbers)?;
+            order = match fields.kind {
+                Sent::Value(b"BlockStored") => Some(D::STORED),
+                Sent::Value(b"BlockRemoved") => Some(D::REMOVED),
+                Sent::Value(b"AllBlocksCleared") => Some(&[]),
+                _ => None,
+            };
+            continue;
+        }
+        let behind_tag = usize::try_from(place - 1).unwrap_or(usize::MAX);
+        match order.map(|order| order.get(behind_tag)) {
+            Some(Some(field)) => fields.read::<D>(*field, cursor, numbers)?,
+            Some(None) => fields.pass_over(cursor)?,
+            // Nobody knows what the fields of an unknown event are.
+            None => cursor.skip()?,
+        }
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use baton_sidecar_core::mirror::event::EngineHash;
 
-use super::cursor::{Cursor, Malformed, Value};
+use crate::cursor::{Cursor, Malformed, Value};
 
 /// How to take an unsigned number out of the eight bytes that begin with its marker.
 #[derive(Clone, Copy)]
@@ -43,7 +43,7 @@ const FORMS: [Form; 256] = {
 };
 
 /// Reads `count` numbers that fit 32 bits. Whether all were such; if not, the cursor is anywhere.
-pub(super) fn read_tokens(
+pub fn read_tokens(
     cursor: &mut Cursor<'_>,
     count: u32,
     tokens: &mut Vec<u32>,
@@ -90,8 +90,28 @@ fn read_short(cursor: &mut Cursor<'_>, most: usize, tokens: &mut Vec<u32>) -> us
     taken
 }
 
+/// Reads `count` pairs of numbers that fit 32 bits, and keeps the first of each. Whether all were such; if not, the cursor
+/// is anywhere.
+pub fn read_pairs(
+    cursor: &mut Cursor<'_>,
+    count: u32,
+    tokens: &mut Vec<u32>,
+) -> Result<bool, Malformed> {
+    for _ in 0..count {
+        let pair = [cursor.value()?, cursor.value()?, cursor.value()?];
+        let [Value::Array(2), Value::Unsigned(first), Value::Unsigned(_)] = pair else {
+            return Ok(false);
+        };
+        let Ok(token) = u32::try_from(first) else {
+            return Ok(false);
+        };
+        tokens.push(token);
+    }
+    Ok(true)
+}
+
 /// Reads `count` names of blocks. Whether all were such; if not, the cursor is anywhere.
-pub(super) fn read_hashes(
+pub fn read_hashes(
     cursor: &mut Cursor<'_>,
     count: u32,
     hashes: &mut Vec<EngineHash>,
@@ -105,9 +125,9 @@ pub(super) fn read_hashes(
     Ok(true)
 }
 
-/// An engine's name of a block: an integer, or the bytes of a digest. vLLM itself makes the one of the other by taking the
+/// An engine's name of a block: an integer, signed or not, or the bytes of a digest. vLLM itself makes the one of the other by taking the
 /// last eight bytes as a big-endian number (`VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES`), so a block has one key in either form.
-pub(super) fn hash(value: Value<'_>) -> Option<EngineHash> {
+pub fn hash(value: Value<'_>) -> Option<EngineHash> {
     match value {
         Value::Unsigned(number) => Some(EngineHash(number)),
         Value::Negative(number) => Some(EngineHash(number.cast_unsigned())),

@@ -12,45 +12,57 @@ pub struct Malformed {
 
 /// A value, or for an array or a map how many values or pairs of them follow.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Value<'a> {
+pub enum Value<'a> {
+    /// Nothing.
     Nil,
+    /// A truth value.
     Bool,
+    /// A number of 0 or more.
     Unsigned(u64),
     /// A number below zero.
     Negative(i64),
+    /// A number with a fraction.
     Float(f64),
+    /// Text, as its bytes.
     Text(&'a [u8]),
+    /// Bytes.
     Bytes(&'a [u8]),
+    /// So many values follow.
     Array(u32),
+    /// So many pairs of key and value follow.
     Map(u32),
+    /// A value of a type that the format does not know.
     Extension,
 }
 
 /// A place in a payload.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cursor<'a> {
+pub struct Cursor<'a> {
     rest: &'a [u8],
     length: usize,
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(payload: &'a [u8]) -> Self {
+    /// At the beginning of a payload.
+    pub fn new(payload: &'a [u8]) -> Self {
         Self {
             rest: payload,
             length: payload.len(),
         }
     }
 
-    pub(super) fn rest(&self) -> &'a [u8] {
+    /// What follows.
+    pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
     /// Goes on behind the next `bytes` bytes, or as many as there are.
-    pub(super) fn advance(&mut self, bytes: usize) {
+    pub fn advance(&mut self, bytes: usize) {
         self.rest = self.rest.get(bytes..).unwrap_or_default();
     }
 
-    pub(super) fn malformed(&self, what: &'static str) -> Malformed {
+    /// Something is wrong here.
+    pub fn malformed(&self, what: &'static str) -> Malformed {
         Malformed {
             what,
             at: self.length - self.rest.len(),
@@ -87,7 +99,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next value. Of an array or a map only its length: its content comes next.
-    pub(super) fn value(&mut self) -> Result<Value<'a>, Malformed> {
+    pub fn value(&mut self) -> Result<Value<'a>, Malformed> {
         let [marker] = self.array()?;
         let low = |mask: u8| u32::from(marker & mask);
         Ok(match marker {
@@ -152,7 +164,7 @@ impl<'a> Cursor<'a> {
 
     /// Passes over the next value with all that is in it. Counts what is still to be passed over instead of descending,
     /// so no depth can exhaust a stack; a claimed length costs nothing until its content is there.
-    pub(super) fn skip(&mut self) -> Result<(), Malformed> {
+    pub fn skip(&mut self) -> Result<(), Malformed> {
         let mut values: u64 = 1;
         while values > 0 {
             values -= 1;

@@ -1,5 +1,6 @@
 //! From the payload of a message to events of blocks.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use baton_proto::worker::Tier;
@@ -8,15 +9,26 @@ use baton_sidecar_core::mirror::event::{
 };
 use baton_sidecar_core::mirror::oddity::Tally;
 
-use super::cursor::{Cursor, Malformed};
-use super::field::Numbers;
-use super::oddity::Oddity;
-use super::reading::Reading;
+use crate::cursor::{Cursor, Malformed};
+use crate::dialect::Dialect;
+use crate::field::Numbers;
+use crate::oddity::Oddity;
+use crate::reading::Reading;
 
 /// Decodes payloads one after the other. Kept for a whole stream: its memory is used again.
-#[derive(Debug, Default)]
-pub struct Decoder {
+#[derive(Debug)]
+pub struct Decoder<D> {
     numbers: Numbers,
+    dialect: PhantomData<fn() -> D>,
+}
+
+impl<D> Default for Decoder<D> {
+    fn default() -> Self {
+        Self {
+            numbers: Numbers::default(),
+            dialect: PhantomData,
+        }
+    }
 }
 
 /// A decoded payload.
@@ -35,7 +47,7 @@ pub struct Batch<'d> {
 
 /// An event whose numbers and items are in the batch.
 #[derive(Debug)]
-pub(super) enum Event<'d> {
+pub(crate) enum Event<'d> {
     Stored {
         hashes: Range<usize>,
         tier: Tier,
@@ -54,17 +66,24 @@ pub(super) enum Event<'d> {
 
 /// What is told of stored blocks.
 #[derive(Debug)]
-pub(super) struct Text<'d> {
-    pub(super) parent: Option<EngineHash>,
-    pub(super) tokens: Range<usize>,
-    pub(super) block_size: u32,
-    pub(super) lora: &'d str,
-    pub(super) salt: &'d str,
-    pub(super) items: Range<usize>,
-    pub(super) understood: usize,
+pub struct Text<'d> {
+    /// The block before the first one; absent if the first one begins a sequence.
+    pub parent: Option<EngineHash>,
+    /// Where the tokens are among the batch's numbers.
+    pub tokens: Range<usize>,
+    /// Tokens of each block.
+    pub block_size: u32,
+    /// LoRA adapter, empty for the base model.
+    pub lora: &'d str,
+    /// Cache salt, empty without one.
+    pub salt: &'d str,
+    /// Where the multimodal items are among those of the batch.
+    pub items: Range<usize>,
+    /// How many of the blocks, from the first, have no other identity than what is told here.
+    pub understood: usize,
 }
 
-impl Decoder {
+impl<D: Dialect> Decoder<D> {
     /// Decodes one payload.
     pub fn decode<'d>(&'d mut self, payload: &'d [u8]) -> Result<Batch<'d>, Malformed> {
         self.numbers.hashes.clear();
@@ -72,7 +91,7 @@ impl Decoder {
         self.numbers.digests = false;
         let mut cursor = Cursor::new(payload);
         let mut reading = Reading::default();
-        reading.batch(&mut cursor, &mut self.numbers)?;
+        reading.batch::<D>(&mut cursor, &mut self.numbers)?;
         if !cursor.rest().is_empty() {
             return Err(cursor.malformed("something follows the batch"));
         }

@@ -1,9 +1,8 @@
 //! Following the KV events of one life of an engine, a thread for each data-parallel rank.
 //!
 //! [`source`] says where they are to be had, [`wire`] how, [`sequencer`] in which order they are applied and when the engine
-//! is asked for them again; what they mean is [`crate::events`]', and what becomes of it the feed's.
+//! is asked for them again; what they mean is the [`decoder`](crate::decoder)'s, and what becomes of it the feed's.
 
-pub mod folder;
 mod sequencer;
 pub mod source;
 mod wire;
@@ -18,10 +17,11 @@ use baton_sidecar_core::record::Recorder;
 use baton_sidecar_core::view::Feed;
 use zmq::Context;
 
-use crate::events::decoder::Decoder;
-use crate::events::oddity::Oddity;
+use crate::decoder::Decoder;
+use crate::dialect::Dialect;
+use crate::oddity::Oddity;
 use sequencer::{Heard, Sequencer, Step};
-use source::EventSource;
+use source::Source;
 use wire::{Wire, ZmqWire};
 
 /// How long one look at the sockets may take: so long a follower goes on after it was told to end.
@@ -49,7 +49,7 @@ impl Drop for Followers {
 }
 
 /// Starts to follow; nothing if there is nothing to follow.
-pub fn start(sources: Vec<EventSource>, feed: &Feed) -> Option<Following> {
+pub fn start<D: Dialect, S: Source>(sources: Vec<S>, feed: &Feed) -> Option<Following> {
     if sources.is_empty() {
         return None;
     }
@@ -57,15 +57,15 @@ pub fn start(sources: Vec<EventSource>, feed: &Feed) -> Option<Following> {
     let followers = Followers(Arc::clone(&stop));
     let context = Context::new();
     for source in sources {
-        let rank = source.rank;
+        let rank = source.rank();
         feed.watch(rank);
-        if source.config.replay_endpoint.is_none() {
+        if !source.tells_again() {
             tracing::warn!(
                 rank,
                 "the engine's KV events cannot be had again: whatever is lost stays lost; give it a replay_endpoint"
             );
         }
-        let follower = Follower::new(source, feed.clone(), Arc::clone(&stop));
+        let follower = Follower::<D, S>::new(source, feed.clone(), Arc::clone(&stop));
         let context = context.clone();
         let thread = std::thread::Builder::new().name(format!("kv-events-{rank}"));
         if let Err(error) = thread.spawn(move || follower.run(&context)) {
@@ -76,12 +76,14 @@ pub fn start(sources: Vec<EventSource>, feed: &Feed) -> Option<Following> {
 }
 
 /// Follows one rank.
-struct Follower {
-    source: EventSource,
+struct Follower<D, S> {
+    source: S,
+    rank: u32,
+    endpoint: String,
     feed: Feed,
     stop: Arc<AtomicBool>,
     sequencer: Sequencer,
-    decoder: Decoder,
+    decoder: Decoder<D>,
     connected: bool,
     /// When the connection was seen last.
     linked: Instant,
@@ -94,10 +96,12 @@ struct Follower {
     said: Option<zmq::Error>,
 }
 
-impl Follower {
-    fn new(source: EventSource, feed: Feed, stop: Arc<AtomicBool>) -> Self {
+impl<D: Dialect, S: Source> Follower<D, S> {
+    fn new(source: S, feed: Feed, stop: Arc<AtomicBool>) -> Self {
         Self {
-            sequencer: Sequencer::new(source.config.replay_endpoint.is_some()),
+            sequencer: Sequencer::new(source.tells_again()),
+            rank: source.rank(),
+            endpoint: String::new(),
             source,
             feed,
             stop,
@@ -113,7 +117,9 @@ impl Follower {
 
     fn run(mut self, context: &Context) {
         while !self.stopped() {
-            let opened = ZmqWire::open(context, &self.source.endpoints());
+            let endpoints = self.source.endpoints();
+            endpoints.way.endpoint().clone_into(&mut self.endpoint);
+            let opened = ZmqWire::open(context, &endpoints);
             let Err(error) = opened.and_then(|wire| self.follow(wire)) else {
                 return;
             };
@@ -135,8 +141,8 @@ impl Follower {
     fn say(&mut self, error: zmq::Error) {
         if self.said != Some(error) {
             self.said = Some(error);
-            let EventSource { rank, config, .. } = &self.source;
-            tracing::warn!(rank, endpoint = config.endpoint, %error, "cannot listen to the engine's KV events");
+            let (rank, endpoint) = (self.rank, &self.endpoint);
+            tracing::warn!(rank, endpoint, %error, "cannot listen to the engine's KV events");
         }
     }
 
@@ -161,7 +167,7 @@ impl Follower {
 
     /// A view is not told while its engine cannot be heard, nor until what was missed has been told again.
     fn tell_or_not(&mut self) {
-        let rank = self.source.rank;
+        let rank = self.rank;
         if self.connected {
             self.linked = Instant::now();
             if self.deaf && !self.sequencer.is_asking() {
@@ -225,7 +231,7 @@ impl Follower {
     }
 
     fn take(&mut self, step: Step, wire: &mut impl Wire) {
-        let rank = self.source.rank;
+        let rank = self.rank;
         if let Some(recorder) = self.feed.recorder() {
             self.record(recorder, &step);
         }
@@ -260,10 +266,10 @@ impl Follower {
     }
 
     fn record(&self, recorder: &Recorder, step: &Step) {
-        let rank = self.source.rank;
+        let rank = self.rank;
         match step {
             Step::Apply(seq, payload) => {
-                let topic = self.source.config.topic.as_bytes();
+                let topic = self.source.topic().as_bytes();
                 recorder.frames(rank, &[topic, &seq.to_be_bytes(), payload]);
             }
             Step::Restart => recorder.event(rank, "restart"),
@@ -274,7 +280,7 @@ impl Follower {
     }
 
     fn apply(&mut self, seq: u64, payload: &[u8]) {
-        let rank = self.source.rank;
+        let rank = self.rank;
         let undecoded = Stamp {
             seq,
             time: f64::NAN,

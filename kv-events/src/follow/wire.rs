@@ -13,24 +13,17 @@ use std::time::{Duration, Instant};
 
 use zmq::{Context, POLLIN, Socket, SocketEvent};
 
+use crate::message::{Message, Replayed};
+use crate::socket::{bound, receive};
+
 use super::sequencer::Heard;
 use super::source::{Endpoints, Way};
-use crate::events::message::{Message, Replayed};
-
-/// Largest message that is read, in bytes. One batch has the tokens of one scheduler step, some kilobytes.
-const MAX_MESSAGE: i64 = 64 << 20;
 
 /// Messages that may wait in the socket; beyond them the engine's side loses some, which shows as a gap.
 const HIGH_WATER_MARK: i32 = 100_000;
 
 /// Messages that are read in one go.
 const AT_ONCE: usize = 256;
-
-/// Longest time to connect, and again to shake hands.
-const CONNECT: Duration = Duration::from_secs(6);
-
-/// Silence on a connection in seconds before the kernel probes it, between probes, and how many may fail.
-const KEEPALIVE: (i32, i32, i32) = (5, 2, 3);
 
 /// How long after a connection's end libzmq at most begins with the next one, if it does. It does so at once, on a thread
 /// that may have to wait for a core.
@@ -204,23 +197,6 @@ impl Wire for ZmqWire {
     }
 }
 
-/// What a peer may do to a socket at most.
-fn bound(socket: &Socket) -> Result<(), zmq::Error> {
-    let milliseconds = |time: Duration| i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
-    socket.set_ipv6(true)?;
-    socket.set_linger(0)?;
-    socket.set_maxmsgsize(MAX_MESSAGE)?;
-    socket.set_reconnect_ivl(100)?;
-    socket.set_reconnect_ivl_max(1000)?;
-    socket.set_connect_timeout(milliseconds(CONNECT))?;
-    socket.set_handshake_ivl(milliseconds(CONNECT))?;
-    let (idle, between, probes) = KEEPALIVE;
-    socket.set_tcp_keepalive(1)?;
-    socket.set_tcp_keepalive_idle(idle)?;
-    socket.set_tcp_keepalive_intvl(between)?;
-    socket.set_tcp_keepalive_cnt(probes)
-}
-
 fn watch(context: &Context, socket: &Socket) -> Result<Socket, zmq::Error> {
     let number = MONITORS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let endpoint = format!("inproc://follow-{number}");
@@ -235,13 +211,4 @@ fn watch(context: &Context, socket: &Socket) -> Result<Socket, zmq::Error> {
     monitor.set_linger(0)?;
     monitor.connect(&endpoint)?;
     Ok(monitor)
-}
-
-/// A whole message, if there is one.
-fn receive(socket: &Socket) -> Result<Option<Vec<Vec<u8>>>, zmq::Error> {
-    match socket.recv_multipart(zmq::DONTWAIT) {
-        Ok(frames) => Ok(Some(frames)),
-        Err(zmq::Error::EAGAIN) => Ok(None),
-        Err(error) => Err(error),
-    }
 }
