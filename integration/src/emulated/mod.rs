@@ -9,8 +9,19 @@
 pub mod core;
 pub mod in_process;
 pub mod memory;
+mod misbehave;
 pub mod model;
 pub mod pool;
+mod process;
+pub mod publisher;
+pub mod script;
+mod seen;
+mod server;
 pub mod speed;
+mod texts;
 pub mod tokenizer;
 pub mod vllm;
+
+pub use self::process::{Life, Process};
+pub use self::seen::{Fate, Seen};
+pub use self::texts::Text;
