@@ -101,16 +101,15 @@ impl Life {
     }
 
     /// The rank that works on the fewest requests.
-    pub(super) fn least_busy(&self) -> &Rank {
-        let busy = |rank: &&Rank| {
-            let stats = rank.core.stats();
+    pub(super) fn least_busy(&self) -> usize {
+        let busy = |rank: &usize| {
+            let stats = self.ranks[*rank].core.stats();
             stats.running + stats.waiting + stats.fetching
         };
-        let free = match &self.ranks[..] {
-            [only] => Some(only),
-            ranks => ranks.iter().min_by_key(busy),
-        };
-        free.expect("an engine has a rank")
+        match self.ranks.len() {
+            1 => 0,
+            ranks => (0..ranks).min_by_key(busy).unwrap_or(0),
+        }
     }
 }
 

@@ -143,6 +143,14 @@ impl Publisher {
         })
     }
 
+    /// The same as soon as its ports are free.
+    pub async fn start_when_free(config: &PublisherConfig, rank: u32) -> Arc<Self> {
+        crate::wait::until_some("a publisher's ports to be free", || async {
+            Self::start(config.clone(), rank).ok().map(Arc::new)
+        })
+        .await
+    }
+
     /// Publishes what one scheduler step changed, as it is written when and by which rank it is told. Never blocks and
     /// never fails: what finds no room is lost, and its number with it.
     pub fn publish(&self, write: impl FnOnce(Told) -> Vec<u8>) {

@@ -5,11 +5,13 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use baton_transfer::AgentConfig;
 use rand::Rng;
 
 use super::super::core::{Core, Listener, Mortal, Pending};
 use super::super::process::{Death, Life, Process, Rank};
 use super::super::publisher::{Publisher, PublisherConfig};
+use super::super::reach::{self, Reader};
 use super::super::server::{After, Api, Connection, Request};
 use super::super::tokenizer::Tokenizer;
 use super::config::{Config, EventsConfig};
@@ -133,11 +135,17 @@ impl EmulatedVllm {
         doors: &mut Vec<Pending<()>>,
     ) -> Rank {
         let config = &self.inner.config;
-        let (agent, memory, facts) = transfer::memory(config, engine_id, uuid())
-            .await
-            .expect("an agent and memory");
-        let landing = agent.register(config.core(rank).block_bytes(), config.blocks as usize);
-        let landing = landing.await.expect("as much memory again");
+        let block_bytes = config.core(rank).block_bytes();
+        let agent = AgentConfig {
+            bandwidth: config.kv_bandwidth,
+            ..AgentConfig::new(reach::uuid())
+        };
+        let (agent, memory, regions) =
+            reach::memory(&config.fabric, agent, config.blocks, block_bytes)
+                .await
+                .expect("an agent and memory");
+        let facts = HandshakeFacts::of(config, engine_id, regions);
+        let reader = Reader::new(&agent, block_bytes, config.blocks).await;
         let publisher = match &config.events {
             None => None,
             Some(events) => Some(publisher(events, rank).await),
@@ -147,7 +155,7 @@ impl EmulatedVllm {
             memory,
             config.core(rank),
             Arc::clone(&self.tokenizer),
-            Arc::new(Transfer::new(facts.clone(), agent.clone(), landing)),
+            Arc::new(Transfer::new(facts.clone(), reader)),
             Arc::clone(&telling) as Arc<dyn Listener>,
             Arc::clone(death) as Arc<dyn Mortal>,
         );
@@ -254,22 +262,12 @@ impl EmulatedVllm {
 }
 
 async fn publisher(config: &EventsConfig, rank: u32) -> Arc<Publisher> {
-    until_some("the ports of KV events to be free", || async {
-        let config = PublisherConfig {
-            endpoint: config.endpoint.clone(),
-            replay_endpoint: config.replay_endpoint.clone(),
-            topic: config.topic.clone(),
-            buffer_steps: config.buffer_steps,
-            ..PublisherConfig::default()
-        };
-        Publisher::start(config, rank).ok().map(Arc::new)
-    })
-    .await
-}
-
-fn uuid() -> String {
-    let hex = format!("{:032x}", rand::rng().random::<u128>());
-    let cuts = [0, 8, 12, 16, 20, 32];
-    let parts: Vec<&str> = cuts.windows(2).map(|cut| &hex[cut[0]..cut[1]]).collect();
-    parts.join("-")
+    let config = PublisherConfig {
+        endpoint: config.endpoint.clone(),
+        replay_endpoint: config.replay_endpoint.clone(),
+        topic: config.topic.clone(),
+        buffer_steps: config.buffer_steps,
+        ..PublisherConfig::default()
+    };
+    Publisher::start_when_free(&config, rank).await
 }

@@ -7,7 +7,7 @@ use std::task::Poll;
 use rand::Rng;
 use serde_json::{Value, json};
 
-use super::super::core::{Handoff, Output, Request as CoreRequest, Submitted};
+use super::super::core::{CacheUse, Handoff, Output, Request as CoreRequest, Submitted};
 use super::super::misbehave::{Scripted, event, fail_stream};
 use super::super::process::{Life, Rank};
 use super::super::script::{Fault, Leg};
@@ -112,7 +112,7 @@ impl Work<'_> {
         let named = self.scripted.seen.header("x-data-parallel-rank");
         // What is no number names none.
         let Some(named) = named.and_then(|named| named.parse::<usize>().ok()) else {
-            return Ok(self.scripted.life.least_busy());
+            return Ok(&ranks[self.scripted.life.least_busy()]);
         };
         ranks.get(named).ok_or_else(|| Refused {
             status: 400,
@@ -280,7 +280,11 @@ pub(super) fn submit(answer: &Answer<'_>, rank: &Rank) -> Vec<Choice> {
                 sampling,
                 handoff: handoff(ask),
                 report_hits: ask.report_hits,
-                skip_cache: ask.wants_prompt_logits(),
+                cache: if ask.wants_prompt_logits() {
+                    CacheUse::Leaves
+                } else {
+                    CacheUse::Whole
+                },
             };
             choices.push(Choice {
                 submitted: rank.core.submit(request),

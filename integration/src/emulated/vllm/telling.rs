@@ -6,6 +6,7 @@ use super::super::core::{Listener, Measured, Stats};
 use super::super::pool::Change;
 use super::super::process::Life;
 use super::super::publisher::Publisher;
+use super::super::reach::LAYERS;
 use super::super::texts::Texts;
 use super::config::Config;
 use super::engine::EmulatedVllm;
@@ -14,9 +15,6 @@ use super::metrics::{
     self, CacheConfig, Connector, Finished, Histogram, KvFetch, Lookups, MetricsSnapshot,
     NixlCounters, Observed, PromptTokens, Waiting,
 };
-
-/// Layers of the recorded model: a block is so many descriptors.
-pub(super) const LAYERS: usize = 2;
 
 /// What a rank told so far.
 pub(super) struct Telling {
