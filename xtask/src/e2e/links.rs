@@ -42,7 +42,9 @@ fn usable_pairs() -> Result<Vec<Value>> {
 }
 
 fn is_measured(pair: &Value) -> bool {
-    pair["link"]["measured"].as_u64().is_some_and(|times| times > 0)
+    pair["link"]["measured"]
+        .as_u64()
+        .is_some_and(|times| times > 0)
 }
 
 fn shown(pair: &Value) -> String {
