@@ -60,10 +60,12 @@ pub struct Ticket {
     pub decode: WorkerId,
     /// The only request it may be used for.
     pub request_digest: RequestDigest,
-    /// Length of the prefilled prompt, in tokens.
-    pub prompt_tokens: u32,
-    /// KV bytes held for it on the prefill side.
-    pub bytes: u64,
+    /// Length of the prefilled prompt, in tokens; absent while the prefill runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens: Option<u32>,
+    /// KV bytes held for it on the prefill side; absent while the prefill runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
     /// How long the prefill engine promised to hold the KV, counted from the ticket's birth, in milliseconds.
     pub lease_ms: u64,
     /// What is left of the lease when this copy was sent, in milliseconds. Not sealed: it shrinks under way.
@@ -88,9 +90,9 @@ pub struct Draft {
     /// See [`Ticket::request_digest`].
     pub request_digest: RequestDigest,
     /// See [`Ticket::prompt_tokens`].
-    pub prompt_tokens: u32,
+    pub prompt_tokens: Option<u32>,
     /// See [`Ticket::bytes`].
-    pub bytes: u64,
+    pub bytes: Option<u64>,
     /// See [`Ticket::lease_ms`].
     pub lease_ms: u64,
     /// See [`Ticket::metadata`].
@@ -139,17 +141,19 @@ impl Ticket {
     }
 }
 
-/// Each field goes in with its length, so no two different tickets have the same input.
+/// Each field goes in with its length, so no two different tickets have the same input; what is absent has none.
 fn seal_of(draft: &Draft, token: &FleetToken) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new_keyed(token.seal_key());
+    let prompt_tokens = draft.prompt_tokens.map(u32::to_le_bytes);
+    let bytes = draft.bytes.map(u64::to_le_bytes);
     let fields: [&[u8]; 9] = [
         draft.id.as_str().as_bytes(),
         draft.prefill.as_str().as_bytes(),
         draft.incarnation.as_str().as_bytes(),
         draft.decode.as_str().as_bytes(),
         draft.request_digest.as_bytes(),
-        &draft.prompt_tokens.to_le_bytes(),
-        &draft.bytes.to_le_bytes(),
+        prompt_tokens.as_ref().map_or(&[], <[u8; 4]>::as_slice),
+        bytes.as_ref().map_or(&[], <[u8; 8]>::as_slice),
         &draft.lease_ms.to_le_bytes(),
         draft.metadata.as_bytes(),
     ];
@@ -171,8 +175,8 @@ mod tests {
             incarnation: "agent-1".parse().unwrap(),
             decode: "decode-0".parse().unwrap(),
             request_digest: RequestDigest::of("/v1/completions", b"{}"),
-            prompt_tokens: 150,
-            bytes: 81_920,
+            prompt_tokens: Some(150),
+            bytes: Some(81_920),
             lease_ms: 30_000,
             metadata: TransferMetadata::new(&br#"{"do_remote_prefill":true}"#[..]),
         }
@@ -184,14 +188,16 @@ mod tests {
         let token = FleetToken::new("0123456789abcdef").unwrap();
         let genuine = ticket(&token);
         assert!(genuine.is_genuine(&token));
-        let alterations: [fn(&mut Ticket); 11] = [
+        let alterations: [fn(&mut Ticket); 13] = [
             |t| t.id = "t-2".parse().unwrap(),
             |t| t.prefill = "prefill-1".parse().unwrap(),
             |t| t.incarnation = "agent-2".parse().unwrap(),
             |t| t.decode = "decode-1".parse().unwrap(),
             |t| t.request_digest = RequestDigest::of("/v1/completions", b"{ }"),
-            |t| t.prompt_tokens += 1,
-            |t| t.bytes += 1,
+            |t| t.prompt_tokens = Some(151),
+            |t| t.prompt_tokens = None,
+            |t| t.bytes = Some(0),
+            |t| t.bytes = None,
             |t| t.lease_ms += 1,
             |t| t.lease_remaining_ms = t.lease_ms + 1,
             |t| t.metadata = TransferMetadata::new(&b"{}"[..]),

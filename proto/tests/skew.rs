@@ -132,6 +132,7 @@ const OPTIONAL: &[(&str, &[&str])] = &[
     ("decode_call_full", &["prefill_at"]),
     ("engine_answer", &["content_type"]),
     ("release_ticket", &["decode_at"]),
+    ("ticket", &["bytes", "prompt_tokens"]),
     ("event_cleared", &["tier"]),
     (
         "load_report",
@@ -155,6 +156,21 @@ const OPTIONAL: &[(&str, &[&str])] = &[
     ("prefill_usage", &["cached_tokens"]),
     ("registration_leave", &["leave"]),
     ("watch_hello", &["incarnation", "info"]),
+    (
+        "worker_info_legs",
+        &[
+            "block_size",
+            "chat_template_digest",
+            "compatibility",
+            "context_length",
+            "kv_bytes_per_token",
+            "legs_only",
+            "max_batched_tokens",
+            "max_sequences",
+            "model_digest",
+            "tokenizer_digest",
+        ],
+    ),
     (
         "worker_info",
         &[

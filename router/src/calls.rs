@@ -345,28 +345,6 @@ impl FrameStream {
                 )
             })
     }
-
-    /// Reads what is left, so that the connection can be used again: one whose answer is dropped before its end is
-    /// closed. The last frame, if it can be read.
-    pub async fn finish<T: DeserializeOwned>(mut self) -> Option<T> {
-        let mut last = None;
-        let mut readable = true;
-        loop {
-            while readable {
-                match self.reader.next() {
-                    Ok(Some(frame)) => last = Some(frame),
-                    Ok(None) => break,
-                    Err(_) => readable = false,
-                }
-            }
-            let Some(Ok(frame)) = self.body.frame().await else {
-                return last.filter(|_| readable);
-            };
-            if readable {
-                self.reader.push(&frame.into_data().unwrap_or_default());
-            }
-        }
-    }
 }
 
 fn built<T>(request: http::Result<T>, stage: Stage) -> Result<T, Error> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use baton_daemon::trace::TraceContext;
 use baton_planner::Work;
-use baton_proto::call::{GenerateCall, path};
+use baton_proto::call::{EngineAnswer, GenerateCall, path};
 use baton_proto::request::ClientRequest;
 use baton_proto::{Error, ErrorKind, Source, Stage, WorkerId};
 use tokio::time::Instant;
@@ -21,7 +21,7 @@ use crate::fleet::{Admission, Reservation, Snapshot, Worker};
 use crate::planner::{Chosen, Decision, Lessons, Plan, Planning, Question, Wish};
 use crate::prefill::bypass::Facts;
 use crate::prefill::execution::{Prefill, prefill};
-use crate::prefill::handoff;
+use crate::prefill::handoff::{self, Lost};
 use crate::recovery::{Recovery, is_its_fault};
 use crate::stall::unless_stalled;
 use crate::state::Router;
@@ -179,7 +179,7 @@ pub enum Answer {
     /// An engine's answer, as it flows.
     Flowing(LegAnswer),
     /// An engine's judgement on the request, whole.
-    Whole(baton_proto::call::EngineAnswer),
+    Whole(EngineAnswer),
 }
 
 /// How a request was served.
@@ -193,8 +193,8 @@ pub enum How {
         prefill: WorkerId,
         /// Who decodes.
         decode: WorkerId,
-        /// KV bytes that moved.
-        bytes: u64,
+        /// KV bytes that moved, if that is known.
+        bytes: Option<u64>,
     },
 }
 
@@ -229,10 +229,11 @@ impl std::fmt::Display for How {
                 decode,
                 bytes,
             } => {
-                write!(
-                    f,
-                    "split prefill={prefill} decode={decode} kv_bytes={bytes}"
-                )
+                write!(f, "split prefill={prefill} decode={decode}")?;
+                match bytes {
+                    Some(bytes) => write!(f, " kv_bytes={bytes}"),
+                    None => Ok(()),
+                }
             }
         }
     }
@@ -412,27 +413,15 @@ async fn split(
     decode_at: &Arc<Worker>,
     planned: &Planned,
 ) -> Result<Outcome, Failed> {
-    let cached = planned.prediction.cached(prefill_at.id());
-    let decision = Arc::clone(&planned.decision);
     let held = match prefill(attempt, prefill_at, decode_at, planned).await {
         Ok(Prefill::Ticket(held)) => held,
         Ok(Prefill::GenerateHere) => return Ok(Outcome::GenerateAt(prefill_at.id().clone())),
         Ok(Prefill::Answer(answer)) => {
             prefill_at.served();
-            let how = How::Local(prefill_at.id().clone());
-            return Ok(Outcome::Served(Box::new(Served {
-                answer: Answer::Whole(answer),
-                how,
-                reservation: None,
-                proof: None,
-                cached,
-                worker: Arc::clone(prefill_at),
-                decision,
-            })));
+            return Ok(judged(answer, prefill_at, planned));
         }
         Err(error) => return Err(failed(prefill_at, error)),
     };
-    prefill_at.served();
     match handoff::decode(attempt, held, Arc::clone(decode_at), planned).await {
         Ok(decoded) => {
             decoded.worker.served();
@@ -447,17 +436,32 @@ async fn split(
                 answer: Answer::Flowing(decoded.answer),
                 how,
                 proof: None,
-                cached,
+                cached: planned.prediction.cached(prefill_at.id()),
                 worker: Arc::clone(prefill_at),
-                decision,
+                decision: Arc::clone(&planned.decision),
             })))
         }
+        Err(Lost::Judged(answer)) => Ok(judged(answer, prefill_at, planned)),
+        Err(Lost::Prefill(error)) => Err(failed(prefill_at, error)),
         // What the failure says of the decode worker was noted where it happened.
-        Err(error) => Err(Failed {
+        Err(Lost::Decode(error)) => Err(Failed {
             error,
             worker: decode_at.id().clone(),
         }),
     }
+}
+
+/// The prefill engine judged the request, and is the only one that has seen it.
+fn judged(answer: EngineAnswer, prefill_at: &Arc<Worker>, planned: &Planned) -> Outcome {
+    Outcome::Served(Box::new(Served {
+        answer: Answer::Whole(answer),
+        how: How::Local(prefill_at.id().clone()),
+        reservation: None,
+        proof: None,
+        cached: planned.prediction.cached(prefill_at.id()),
+        worker: Arc::clone(prefill_at),
+        decision: Arc::clone(&planned.decision),
+    }))
 }
 
 /// The prompt was computed, or the engine judged the request instead.

@@ -40,6 +40,23 @@ pub struct Leg<'a> {
     pub report_reused: bool,
 }
 
+impl Leg<'_> {
+    /// What becomes of a cache salt, JSON to JSON: behind a quarantine requests keep away from what was cached before it, for
+    /// engines share no block between different salts. Nothing if it stays as it is.
+    pub fn salt(&self, own: Option<&str>) -> Option<String> {
+        let quarantine = self.quarantine?;
+        let salt = match own {
+            None => format!("baton-{quarantine}"),
+            // Anything but a text is left for the engine to refuse.
+            Some(raw) => {
+                let own: String = serde_json::from_str(raw).ok()?;
+                format!("baton-{quarantine}/{own}")
+            }
+        };
+        Some(serde_json::Value::from(salt).to_string())
+    }
+}
+
 /// KV that the engine holds for a handoff after a prefill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldKv {
@@ -48,6 +65,16 @@ pub struct HeldKv {
     /// How much, in bytes.
     pub bytes: u64,
     /// How long the engine holds it, counted from the end of the prefill.
+    pub lease: Duration,
+}
+
+/// A handoff that exists before its prefill, of an engine that hands over while it computes. The leg itself is what holds
+/// the KV: it ends when decode has everything, and aborting it is what gives the KV back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// What both legs are given. It was never used before and never will be again.
+    pub metadata: TransferMetadata,
+    /// How long the two legs may take to find each other and be done.
     pub lease: Duration,
 }
 
@@ -100,6 +127,11 @@ pub enum Prefilled {
         /// What is held.
         kv: HeldKv,
     },
+    /// What was offered for it is with decode, and nothing is held any more.
+    HandedOver {
+        /// What it cost.
+        usage: PrefillUsage,
+    },
     /// It ended for another reason than length: nothing to hand over, though KV may be held all the same.
     Ended {
         /// What it cost.
@@ -115,6 +147,7 @@ impl Prefilled {
         match self {
             Self::Handoff { kv, .. } => Some(kv),
             Self::Ended { kv, .. } => kv.as_ref(),
+            Self::HandedOver { .. } => None,
         }
     }
 }
@@ -184,8 +217,17 @@ pub trait Engine: Send + Sync + 'static {
     /// How busy the engine says it is.
     fn load(&self) -> impl Future<Output = Result<EngineLoad, Error>> + Send;
 
-    /// The body of a prefill leg.
-    fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String;
+    /// The handoff of a prefill that is about to be asked for; nothing for an engine that says at the end of a prefill what it
+    /// holds.
+    fn offer(&self) -> Option<Offer>;
+
+    /// The body of a prefill leg, with the handoff that was offered for it, if any.
+    fn prefill_body(
+        &self,
+        request: &ClientRequest,
+        offered: Option<&TransferMetadata>,
+        leg: Leg<'_>,
+    ) -> String;
 
     /// What a finished prefill left, from the engine's answer to it.
     fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error>;
@@ -194,11 +236,19 @@ pub trait Engine: Send + Sync + 'static {
     /// how the engine calls that.
     fn unread(&self, request: &RequestId, route: Route) -> Option<Foreseen>;
 
+    /// Whether KV of another prompt may come under a ticket's name, after a restart of the prefill engine or the end of its
+    /// lease. If so, this engine's answers are withheld until the prefill side has confirmed the ticket.
+    fn may_fetch_foreign_kv(&self) -> bool;
+
+    /// Has the engine drop a request whose connection was given up. Done when it was told, and at once for an engine that
+    /// watches its connections. The end of the request is not waited for.
+    fn abort(&self, request: &RequestId) -> impl Future<Output = Result<(), Error>> + Send;
+
     /// Lets the engine have KV back that it holds for a handoff and that nobody fetches any more. Done when it was told; it
-    /// does not answer.
+    /// does not answer. Not asked of what was offered.
     fn give_back(&self, held: &TransferMetadata) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Has the engine hold KV for longer. For how long from now on, at least.
+    /// Has the engine hold KV for longer. Not asked of what was offered. For how long from now on, at least.
     fn keep(
         &self,
         held: &[TransferMetadata],

@@ -59,6 +59,10 @@ async fn attempt<E: Engine>(core: Arc<Core<E>>, due: Due) {
             }
         };
     }
+    if due.by_leg {
+        // It says itself when it has ended.
+        return core.ledger.end_leg(id);
+    }
     let told = timeout(TELL_TIME, core.engine.give_back(&due.metadata)).await;
     match told.unwrap_or_else(|_| Err(slow("told that it may have KV back"))) {
         Ok(()) => core.ledger.given_back(id),

@@ -2,12 +2,13 @@
 //!
 //! An entry exists from the moment a prefill leg is opened until nothing about it can surprise any more. It is claimed
 //! for one decode worker, settled once, and ended by its release, its lease, the end of its router or the death of its
-//! engine. KV that is given up is *leaving*: held for nobody until the engine was told so, which may be only when nobody
+//! engine. A ticket that was offered before its prefill ends with that leg, too: the leg is what holds the KV ([`offered`]). KV that is given up is *leaving*: held for nobody until the engine was told so, which may be only when nobody
 //! can be fetching it any more ([`leaving`]). The clock is this process's own; leases travel as remaining time. Ids that
 //! are over stay known for a while, so that a call that comes late, or a release that comes before its prefill, revives
 //! nothing.
 
 mod leaving;
+mod offered;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,6 +55,8 @@ struct Claimed {
     lapses: Instant,
     /// Until when the request may want it: its lease is not extended beyond.
     wanted: Instant,
+    /// The leg that holds the KV, while it runs. Cancelling the token ends it.
+    leg: Option<CancellationToken>,
 }
 
 /// For whom KV is held, and until when at most.
@@ -235,6 +238,11 @@ impl Ledger {
         self.give_up(id, None);
     }
 
+    /// Whether anything is known of a ticket, or of the leg that is to produce it.
+    pub fn knows(&self, id: &TicketId) -> bool {
+        self.lock().contains_key(id)
+    }
+
     /// Gives up a ticket that has left this process to nobody.
     pub fn withdraw(&self, id: &TicketId) {
         self.give_up(id, Some(Fetcher::Nobody));
@@ -258,6 +266,7 @@ impl Ledger {
         let of_another_life = |entry: &Entry| entry.held_in().is_some_and(|life| life != now);
         for id in ids_where(&entries, of_another_life) {
             self.metrics.ended(TicketEnd::Voided);
+            offered::end_leg(&entries, &id);
             self.put(&mut entries, &id, over(false));
         }
     }
@@ -269,10 +278,15 @@ impl Ledger {
         let mut entries = self.lock();
         let lapsed = |entry: &Entry| entry.lapses().is_some_and(|lapses| lapses <= now);
         for id in ids_where(&entries, lapsed) {
+            if let Some(left) = offered::out_of_time(&entries, &id, now) {
+                self.put(&mut entries, &id, Entry::Leaving(Box::new(left)));
+                continue;
+            }
             if matches!(entries.get(&id), Some(Entry::Leaving(_))) {
                 self.metrics.stranded.inc();
             }
             self.metrics.ended(TicketEnd::Lapsed);
+            offered::end_leg(&entries, &id);
             self.put(&mut entries, &id, over(false));
         }
         entries.retain(|_, entry| !matches!(entry, Entry::Over { until, .. } if *until <= now));
@@ -356,6 +370,7 @@ impl OpenLeg {
             router: wanted.router,
             lapses: Instant::now() + lease,
             wanted: wanted.until,
+            leg: None,
         }));
         self.ledger.put(&mut self.ledger.lock(), &self.id, held);
         ticket
@@ -365,7 +380,7 @@ impl OpenLeg {
     pub fn leave(mut self, metadata: TransferMetadata, incarnation: Incarnation, lease: Duration) {
         self.closed = true;
         let lapses = Instant::now() + lease;
-        let left = Leaving::new(metadata, incarnation, lapses, Fetcher::Nobody);
+        let left = Leaving::new(metadata, incarnation, lapses, Fetcher::Nobody, None);
         let entry = Entry::Leaving(Box::new(left));
         self.ledger.put(&mut self.ledger.lock(), &self.id, entry);
     }
@@ -374,12 +389,13 @@ impl OpenLeg {
 impl Drop for OpenLeg {
     fn drop(&mut self) {
         if !self.closed {
-            let unread = self.unread.take();
-            let entry = unread.map_or_else(
-                || over(false),
-                |unread| Entry::Leaving(Box::new(unread.into())),
-            );
-            self.ledger.put(&mut self.ledger.lock(), &self.id, entry);
+            match self.unread.take() {
+                Some(unread) => {
+                    let left = Entry::Leaving(Box::new(unread.into()));
+                    self.ledger.put(&mut self.ledger.lock(), &self.id, left);
+                }
+                None => self.end(false),
+            }
         }
     }
 }

@@ -8,6 +8,7 @@
 //! is what the engine's KV cache holds, [`view`] how routers are told of it.
 
 pub mod args;
+pub mod command;
 pub mod core;
 pub mod engine;
 mod giveback;
@@ -18,7 +19,9 @@ mod link;
 pub mod membership;
 pub mod metrics;
 pub mod mirror;
+pub mod openai;
 mod peers;
+pub mod questions;
 pub mod record;
 pub mod relay;
 mod relearn;

@@ -30,6 +30,8 @@ pub enum TicketEnd {
     Lapsed,
     /// Its engine restarted.
     Voided,
+    /// The prefill that was to fill it failed.
+    Failed,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -82,6 +84,7 @@ impl TicketMetrics {
             TicketEnd::Released => "released",
             TicketEnd::Lapsed => "lapsed",
             TicketEnd::Voided => "voided",
+            TicketEnd::Failed => "failed",
         };
         self.ends.get_or_create(&EndLabel { end }).inc();
     }

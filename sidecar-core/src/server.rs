@@ -203,13 +203,14 @@ impl<E: Engine> Surface<E> {
                     return Ok(());
                 }
             }
-            Release::Leg { request, route } => {
-                if let Some(unread) = core.unread(&request, route, &self.life()?) {
-                    ledger.adopt_unread(id, unread);
-                    return Ok(());
+            // A former life of this sidecar has asked the engine.
+            Release::Leg { request, route } if !ledger.knows(id) => {
+                match core.unread(&request, route, &self.life()?) {
+                    Some(unread) => ledger.adopt_unread(id, unread),
+                    None => core.engine.abort(&request).await?,
                 }
             }
-            Release::Unknown => {}
+            Release::Leg { .. } | Release::Unknown => {}
         }
         ledger.release(id);
         Ok(())

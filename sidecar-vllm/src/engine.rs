@@ -14,7 +14,7 @@ use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
 use baton_sidecar_core::engine::{
-    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Moved, Prefilled, Verdict,
+    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Moved, Offer, Prefilled, Verdict,
 };
 use baton_sidecar_core::view::Feed;
 use baton_transfer::{Agent, Kind};
@@ -23,7 +23,6 @@ use http::HeaderValue;
 use crate::attach::{EngineConfig, TransferConfig};
 use crate::dialect;
 use crate::follow;
-use crate::follow::folder::EventsFolder;
 use crate::follow::source::{EventSource, EventsConfig, sources_told};
 use crate::handshake::{Handshake, TpRank};
 use crate::http::{EngineHttp, Model};
@@ -34,6 +33,7 @@ use crate::notifier::Notifier;
 use crate::side_channel::SideChannel;
 use crate::transfer_params::{HeldAs, Notification};
 use crate::worker_info::info;
+use baton_kv_events::folder::EventsFolder;
 
 /// Version whose wire facts this sidecar was verified with.
 const VERIFIED: &str = "0.32.";
@@ -405,6 +405,15 @@ impl Engine for VllmEngine {
         follow::start(seen.events.iter().map(source).collect(), feed)
     }
 
+    fn may_fetch_foreign_kv(&self) -> bool {
+        true
+    }
+
+    /// vLLM drops a request within a step of its connection's end (0.32.0).
+    async fn abort(&self, _: &RequestId) -> Result<(), Error> {
+        Ok(())
+    }
+
     async fn give_back(&self, held: &TransferMetadata) -> Result<(), Error> {
         let held = HeldAs::parse(held.as_bytes()).map_err(|bad| unusable(&bad))?;
         self.tell(held.tp_size, Notification::fetched(&held)).await
@@ -488,7 +497,16 @@ impl Engine for VllmEngine {
         })
     }
 
-    fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String {
+    fn offer(&self) -> Option<Offer> {
+        None
+    }
+
+    fn prefill_body(
+        &self,
+        request: &ClientRequest,
+        _: Option<&TransferMetadata>,
+        leg: Leg<'_>,
+    ) -> String {
         dialect::prefill_body(request, leg)
     }
 

@@ -137,6 +137,7 @@ fn every_recorded_prefill_is_read_for_what_it_left() {
                     leg.name
                 );
             }
+            Ok(Prefilled::HandedOver { .. }) => panic!("{}: nothing was offered", leg.name),
             Err(error) => assert!(several, "{}: {error}", leg.name),
         }
     }

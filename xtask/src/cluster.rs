@@ -16,7 +16,7 @@ use crate::progress::Progress;
 use crate::{http, workspace};
 
 /// What routers and sidecars of a run share. Nobody else can reach them.
-const TOKEN: &str = "the-token-of-this-run-alone";
+pub(crate) const TOKEN: &str = "the-token-of-this-run-alone";
 
 /// Registration and state changes take a heartbeat or two.
 const FLEET_BOUND: Duration = Duration::from_mins(1);

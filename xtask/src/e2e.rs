@@ -7,6 +7,7 @@
 mod churn;
 mod faults;
 mod in_flight;
+mod links;
 mod view;
 
 use std::process::Command;
@@ -138,6 +139,7 @@ impl Run<'_> {
         let beside = self.boot()?;
         self.report
             .add("boot", started.elapsed(), Ok(Outcome::default()));
+        self.look("links", |run| Ok(run.links()))?;
         self.step(E2eStep::Surface, |run| {
             run.client("OpenAI surface", "surface.py", &run.reference_arguments())
         })?;

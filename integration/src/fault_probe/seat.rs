@@ -171,6 +171,8 @@ impl Seat {
         let (host, port) = (self.side_channel.ip(), self.side_channel.port());
         command.env("VLLM_NIXL_SIDE_CHANNEL_HOST", host.to_string());
         command.env("VLLM_NIXL_SIDE_CHANNEL_PORT", port.to_string());
+        // As a sidecar launches it.
+        command.env("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1");
         Ok(command)
     }
 

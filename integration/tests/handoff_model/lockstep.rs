@@ -24,8 +24,8 @@ fn draft() -> Draft {
         incarnation: life(0),
         decode: "d".parse().unwrap(),
         request_digest: RequestDigest::of("/v1/completions", b"{}"),
-        prompt_tokens: 3,
-        bytes: 10,
+        prompt_tokens: Some(3),
+        bytes: Some(10),
         lease_ms: u64::try_from(LEASE.as_millis()).unwrap(),
         metadata: TransferMetadata::new(&b"{}"[..]),
     }

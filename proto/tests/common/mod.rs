@@ -273,6 +273,7 @@ fn plain() -> Vec<Sample> {
             RequestDigest::of("/v1/completions", b"{}"),
         ),
         sample("ticket", ticket()),
+        sample("ticket_offered", ticket_offered()),
         sample(
             "tier_blocks",
             TierBlocks {
@@ -284,6 +285,7 @@ fn plain() -> Vec<Sample> {
         sample("view_digest", view_digest()),
         sample("worker_info", worker_info()),
         sample("worker_info_bare", worker_info_bare()),
+        sample("worker_info_legs", worker_info_legs()),
     ]
 }
 
@@ -410,8 +412,8 @@ pub(crate) fn ticket() -> Ticket {
         incarnation: "agent-1".parse().unwrap(),
         decode: "decode-0".parse().unwrap(),
         request_digest: RequestDigest::of("/v1/completions", b"{}"),
-        prompt_tokens: 150,
-        bytes: 81_920,
+        prompt_tokens: Some(150),
+        bytes: Some(81_920),
         lease_ms: 30_000,
         metadata: TransferMetadata::new(METADATA),
     }
@@ -560,6 +562,7 @@ fn worker_info() -> WorkerInfo {
         engine: EngineKind::Vllm,
         engine_version: "0.32.0".to_owned(),
         role: Role::Prefill,
+        legs_only: false,
         models: vec!["tiny".to_owned(), "tiny-alias".to_owned()],
         model_digest: Some("m-1".to_owned()),
         lora_adapters: vec!["ada".to_owned()],
@@ -582,4 +585,21 @@ fn worker_info() -> WorkerInfo {
 
 fn worker_info_bare() -> WorkerInfo {
     WorkerInfo::unknown(EngineKind::Sglang, Role::Local)
+}
+
+fn worker_info_legs() -> WorkerInfo {
+    WorkerInfo {
+        legs_only: true,
+        ..WorkerInfo::unknown(EngineKind::Sglang, Role::Prefill)
+    }
+}
+
+/// A ticket that exists before its prefill.
+fn ticket_offered() -> Ticket {
+    Draft {
+        prompt_tokens: None,
+        bytes: None,
+        ..ticket().draft()
+    }
+    .seal(&token(), 29_000)
 }

@@ -3,18 +3,18 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use baton_proto::call::{EngineAnswer, PrefillCall, PrefillFrame, PrefillUsage};
+use baton_proto::call::{EngineAnswer, PrefillCall, PrefillUsage};
 use baton_proto::ticket::Ticket;
 use baton_proto::{Error, Retry, Stage};
 use tokio::time::Instant;
 
-use super::machine::{Decision, Machine};
+use super::machine::Decision;
+use super::rest::{Frames, Leg};
 use super::{Spent, Waste};
 use crate::calls::{FrameStream, ReleaseOnDrop};
-use crate::fleet::{Reservation, Worker};
+use crate::fleet::Worker;
 use crate::serve::{Attempt, Planned, fresh_id};
 use crate::stall::unless_stalled;
-use crate::view::Proof;
 
 /// What a prefill leg came to.
 pub enum Prefill {
@@ -28,32 +28,34 @@ pub enum Prefill {
 
 /// A handoff in our hands, with all that must end when it ends.
 pub struct Held {
-    /// The handoff.
+    /// What is handed over.
+    pub handoff: Handoff,
+    /// Gives it up unless it is used.
+    pub release: ReleaseOnDrop,
+    /// The prefill's leg.
+    pub leg: Leg,
+}
+
+/// A ticket, and who stands behind it.
+pub struct Handoff {
+    /// The ticket.
     pub ticket: Ticket,
     /// When it arrived; its lease runs since then.
     pub since: Instant,
-    /// Who holds the KV.
+    /// Who prefills.
     pub worker: Arc<Worker>,
-    /// Gives it up unless it is settled.
-    pub release: ReleaseOnDrop,
-    /// What it cost; for nothing unless it is settled.
-    pub spent: Spent,
-    /// The prefill's place in the plan's books.
-    pub reservation: Reservation,
-    /// What the prefill's sidecar still says; nothing waits for it.
-    pub rest: Option<FrameStream>,
-    /// What the engine's report of its cache has to be compared with.
-    pub proof: Proof,
 }
 
 impl Held {
     /// Its prefill worker has given it anew.
     pub fn renewed(&mut self, ticket: Ticket, decode: &Worker) {
         self.release.exists(&ticket, decode);
-        self.ticket = ticket;
-        self.since = Instant::now();
+        self.handoff.ticket = ticket;
+        self.handoff.since = Instant::now();
     }
+}
 
+impl Handoff {
     /// What is left of the lease, in milliseconds.
     pub fn lease_left_ms(&self) -> u64 {
         let spent = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -92,22 +94,23 @@ pub async fn prefill(
     });
     let followed = unless_stalled(attempt, planned, prefill, Stage::Prefill, leg).await;
     match followed {
-        Ok(Followed::Ticket(ticket, rest)) => {
+        Ok(Followed::Ticket {
+            ticket,
+            computed,
+            rest,
+        }) => {
             release.exists(&ticket, decode);
-            reservation.prefilled();
-            reservation.booked().held();
-            spent.computed();
-            let held = Held {
+            let handoff = Handoff {
                 ticket: *ticket,
                 since: Instant::now(),
                 worker: Arc::clone(prefill),
-                release,
-                spent,
-                reservation,
-                rest: Some(rest),
-                proof,
             };
-            Ok(Prefill::Ticket(Box::new(held)))
+            let leg = Leg::new(prefill, rest, computed, spent, reservation, proof);
+            Ok(Prefill::Ticket(Box::new(Held {
+                handoff,
+                release,
+                leg,
+            })))
         }
         Ok(Followed::GenerateHere(usage)) => {
             // The sidecar has booked what the engine still holds.
@@ -138,20 +141,28 @@ pub async fn prefill(
 }
 
 enum Followed {
-    Ticket(Box<Ticket>, FrameStream),
+    Ticket {
+        ticket: Box<Ticket>,
+        computed: bool,
+        rest: Frames,
+    },
     GenerateHere(PrefillUsage),
     Answer(EngineAnswer),
 }
 
-/// Follows the frames up to a decision. The frames after a ticket carry nothing that decode waits for: an engine that
-/// hands over while it computes shows its failure on the decode leg.
-async fn follow(attempt: &Attempt<'_>, mut frames: FrameStream) -> Result<Followed, Error> {
-    let mut machine = Machine::default();
+/// Follows the frames up to a decision.
+async fn follow(attempt: &Attempt<'_>, frames: FrameStream) -> Result<Followed, Error> {
+    let mut frames = Frames::new(frames);
     loop {
-        let frame: Option<PrefillFrame> = frames.next(attempt.time_left()).await?;
-        match machine.on(frame) {
+        match frames.next(attempt.time_left()).await? {
             Decision::Wait => {}
-            Decision::Decode(ticket) => return Ok(Followed::Ticket(ticket, frames)),
+            Decision::Decode { ticket, computed } => {
+                return Ok(Followed::Ticket {
+                    ticket,
+                    computed,
+                    rest: frames,
+                });
+            }
             Decision::GenerateHere(usage) | Decision::Finished(usage) => {
                 return Ok(Followed::GenerateHere(usage));
             }

@@ -3,18 +3,22 @@
 //! The decode sidecar answers when its engine has shown a token and the prefill sidecar has confirmed that the KV was
 //! still the right one: settle. If it cannot, the answer is withheld, the decode worker's cache is quarantined, for it may
 //! hold foreign KV now, and the request is computed anew.
+//!
+//! A prefill that runs beside its decode is watched until then. If it fails, decode is ended at once, and the request goes on
+//! by what the prefill said: decode only knows that nothing came.
 
 use std::pin::pin;
 use std::sync::Arc;
 
 use baton_planner::Work;
-use baton_proto::call::{DecodeCall, PrefillFrame, PrefillUsage, path};
+use baton_proto::call::{DecodeCall, EngineAnswer, path};
 use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
-use futures_util::future::{Either, select};
+use futures_util::FutureExt;
 
 use super::Waste;
-use super::execution::Held;
-use crate::calls::{FrameStream, LegAnswer};
+use super::execution::{Handoff, Held};
+use super::rest::Fault;
+use crate::calls::LegAnswer;
 use crate::fleet::{Reservation, Worker};
 use crate::recovery::is_its_fault;
 use crate::serve::{Attempt, NO_LESSONS, Planned, fresh_id};
@@ -31,8 +35,28 @@ pub struct Decoded {
     pub worker: Arc<Worker>,
     /// Its place in the books.
     pub reservation: Reservation,
-    /// KV bytes that were handed over; 0 if the engine judged the request instead.
-    pub bytes: u64,
+    /// KV bytes that were handed over, if that is known; 0 if the engine judged the request instead.
+    pub bytes: Option<u64>,
+}
+
+/// Why a handoff came to nothing.
+#[derive(Debug)]
+pub enum Lost {
+    /// Nobody decoded it.
+    Decode(Error),
+    /// Its prefill failed beside it.
+    Prefill(Error),
+    /// The prefill engine judged the request: the client is to have its answer.
+    Judged(EngineAnswer),
+}
+
+impl From<Fault> for Lost {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Failed(error) => Self::Prefill(error),
+            Fault::Judged(answer) => Self::Judged(answer),
+        }
+    }
 }
 
 /// Has `held` decoded by `decode`, or by another worker that can if that one refuses it unseen.
@@ -41,43 +65,47 @@ pub async fn decode(
     mut held: Box<Held>,
     decode: Arc<Worker>,
     planned: &Planned,
-) -> Result<Decoded, Error> {
+) -> Result<Decoded, Lost> {
     let mut decode = decode;
     let mut tried = vec![decode.id().clone()];
     loop {
         renew(attempt, &mut held, &decode).await;
         let mut reservation = attempt.reserve(planned, &decode, Work::default());
-        let rest = held.rest.take();
-        let fetched = fetch(attempt, &held, &decode, planned, &mut reservation);
-        let (answer, usage) = beside(fetched, rest).await;
-        if let Some(usage) = usage {
-            held.proof.used(&usage);
-        }
+        let Held { handoff, leg, .. } = &mut *held;
+        let computed = leg.is_computed();
+        let fetched = fetch(
+            attempt,
+            handoff,
+            computed,
+            &decode,
+            planned,
+            &mut reservation,
+        );
+        let answer = beside(fetched, leg.fault(attempt, planned)).await;
         let error = match answer {
             Ok(answer) => return Ok(commit(attempt, *held, answer, decode, reservation)),
-            Err(error) => error,
+            Err(Lost::Decode(error)) => error,
+            Err(lost) => return Err(failed_beside(*held, lost).await),
         };
         attempt.router.metrics.attempt_failed(&error);
         if error.stage == Stage::Handoff {
             return not_confirmed(attempt, *held, &decode, error).await;
         }
-        note_failure(attempt, &held, &decode, &error);
-        if error.retry != Retry::Safe || tried.len() >= MOST_CLAIMS || held.lease_left_ms() == 0 {
+        note_failure(attempt, &held.handoff, &decode, &error);
+        let lapsed = held.handoff.lease_left_ms() == 0;
+        if error.retry != Retry::Safe || tried.len() >= MOST_CLAIMS || lapsed {
             return give_up(*held, Waste::NotDecoded, error).await;
         }
         // The engine has not seen the ticket: another decode worker may have it.
         let snapshot = attempt.router.fleet.snapshot();
         let question = attempt.question(&snapshot, &planned.prediction, &NO_LESSONS);
         let planning = &attempt.router.planning;
-        let Some(other) = planning.another_decode(&question, held.worker.id(), &tried) else {
+        let Some(other) = planning.another_decode(&question, held.handoff.worker.id(), &tried)
+        else {
             return give_up(*held, Waste::NotDecoded, error).await;
         };
-        match attempt
-            .router
-            .calls
-            .claim(&held.worker, &held.ticket.id, &other)
-            .await
-        {
+        let Handoff { worker, ticket, .. } = &held.handoff;
+        match attempt.router.calls.claim(worker, &ticket.id, &other).await {
             Ok(ticket) => held.renewed(ticket, &other),
             Err(refused) => return give_up(*held, Waste::NotDecoded, refused).await,
         }
@@ -89,42 +117,56 @@ pub async fn decode(
 /// A lease that is nearly over is asked for anew: its prefill worker may have extended it meanwhile. If it has not, decode
 /// refuses what it cannot use in time.
 async fn renew(attempt: &Attempt<'_>, held: &mut Held, decode: &Worker) {
-    if held.lease_left_ms() > held.ticket.lease_ms / 2 {
+    let Handoff { worker, ticket, .. } = &held.handoff;
+    if held.handoff.lease_left_ms() > ticket.lease_ms / 2 {
         return;
     }
-    let calls = &attempt.router.calls;
-    if let Ok(ticket) = calls.claim(&held.worker, &held.ticket.id, decode).await {
+    if let Ok(ticket) = attempt.router.calls.claim(worker, &ticket.id, decode).await {
         held.renewed(ticket, decode);
     }
 }
 
-/// Waits for `asked`, and takes what is left of the prefill's frames meanwhile: what it cost, if it says so in time.
+/// Waits for what decode answers, as long as its prefill does not fail.
 async fn beside<T>(
-    asked: impl Future<Output = T>,
-    rest: Option<FrameStream>,
-) -> (T, Option<PrefillUsage>) {
-    let Some(rest) = rest else {
-        return (asked.await, None);
-    };
-    match select(pin!(asked), pin!(rest.finish())).await {
-        Either::Left((answer, _)) => (answer, None),
-        Either::Right((Some(PrefillFrame::Done { usage, .. }), asked)) => {
-            (asked.await, Some(usage))
+    asked: impl Future<Output = Result<T, Error>>,
+    fault: impl Future<Output = Fault>,
+) -> Result<T, Lost> {
+    let (mut asked, mut fault) = (pin!(asked), pin!(fault));
+    tokio::select! {
+        biased;
+        // Past decode's first token a prefill that fails hurts nobody; before it, its word says more than decode's.
+        answer = &mut asked => answer.map_err(|error| {
+            let fault = fault.as_mut().now_or_never();
+            fault.map_or(Lost::Decode(error), Lost::from)
+        }),
+        fault = &mut fault => Err(fault.into()),
+    }
+}
+
+/// The prefill has failed, and with the call to decode that was ended.
+async fn failed_beside(held: Held, lost: Lost) -> Lost {
+    match lost {
+        Lost::Judged(answer) => {
+            held.release.disarm();
+            held.leg.judged();
+            Lost::Judged(answer)
         }
-        Either::Right((_, asked)) => (asked.await, None),
+        Lost::Prefill(error) => Lost::Prefill(over(held, Waste::Failed, error).await),
+        Lost::Decode(error) => Lost::Decode(over(held, Waste::NotDecoded, error).await),
     }
 }
 
 /// Has the prompt's KV fetched and decoded, and learns of the link between the two workers how long that took.
 async fn fetch(
     attempt: &Attempt<'_>,
-    held: &Held,
+    held: &Handoff,
+    computed: bool,
     decode: &Arc<Worker>,
     planned: &Planned,
     reservation: &mut Reservation,
 ) -> Result<LegAnswer, Error> {
-    // Of an answer that comes whole it is not seen when its KV had come.
-    if !attempt.streams() {
+    // Of an answer that comes whole it is not seen when its KV had come, and of a prefill that still runs not when it began to.
+    if !attempt.streams() || !computed {
         return ask(attempt, held, decode, planned).await;
     }
     let planning = &attempt.router.planning;
@@ -148,7 +190,7 @@ async fn fetch(
 
 async fn ask(
     attempt: &Attempt<'_>,
-    held: &Held,
+    held: &Handoff,
     decode: &Arc<Worker>,
     planned: &Planned,
 ) -> Result<LegAnswer, Error> {
@@ -184,7 +226,7 @@ async fn ask(
 }
 
 /// What is learnt from a failure of the decode leg.
-fn note_failure(attempt: &Attempt<'_>, held: &Held, decode: &Worker, error: &Error) {
+fn note_failure(attempt: &Attempt<'_>, held: &Handoff, decode: &Worker, error: &Error) {
     let fleet = &attempt.router.fleet;
     let prefilled_in = &held.ticket.incarnation;
     match (error.kind, decode.incarnation()) {
@@ -210,7 +252,7 @@ async fn not_confirmed(
     held: Held,
     decode: &Worker,
     error: Error,
-) -> Result<Decoded, Error> {
+) -> Result<Decoded, Lost> {
     let mut cause = Waste::NotDecoded;
     if error.retry != Retry::Safe {
         cause = Waste::Withheld;
@@ -220,8 +262,13 @@ async fn not_confirmed(
     give_up(held, cause, error).await
 }
 
-async fn give_up(mut held: Held, cause: Waste, error: Error) -> Result<Decoded, Error> {
-    held.spent.wasted(cause);
+async fn give_up(held: Held, cause: Waste, error: Error) -> Result<Decoded, Lost> {
+    Err(Lost::Decode(over(held, cause, error).await))
+}
+
+/// Gives a handoff up. What that means for the request.
+async fn over(mut held: Held, cause: Waste, error: Error) -> Error {
+    held.leg.wasted(cause);
     held.release.now().await;
     // The handoff is over; whatever comes next starts from nothing.
     let retry = if error.source_of_blame == Source::Client {
@@ -229,7 +276,7 @@ async fn give_up(mut held: Held, cause: Waste, error: Error) -> Result<Decoded, 
     } else {
         Retry::AfterCancel
     };
-    Err(error.retry(retry))
+    error.retry(retry)
 }
 
 fn commit(
@@ -241,22 +288,23 @@ fn commit(
 ) -> Decoded {
     if !answer.status().is_success() {
         // The engine judged the request and did not fetch the KV: the guard gives it up.
-        held.spent.wasted(Waste::NotDecoded);
+        held.leg.wasted(Waste::NotDecoded);
         return Decoded {
             answer,
             worker: decode,
             reservation,
-            bytes: 0,
+            bytes: Some(0),
         };
     }
     let router = attempt.router;
     if let Some(life) = decode.incarnation() {
-        router.fleet.pair_proven(&held.ticket.incarnation, &life);
+        let prefilled_in = &held.handoff.ticket.incarnation;
+        router.fleet.pair_proven(prefilled_in, &life);
     }
-    let bytes = held.ticket.bytes;
+    let bytes = held.handoff.ticket.bytes;
     held.release.disarm();
-    held.spent.used();
-    router.metrics.handoff_bytes.inc_by(bytes);
+    held.leg.used();
+    router.metrics.handoff_bytes.inc_by(bytes.unwrap_or(0));
     Decoded {
         answer,
         worker: decode,

@@ -24,7 +24,12 @@ pub enum Decision {
     /// Wait for more.
     Wait,
     /// Dispatch decode with this ticket.
-    Decode(Box<Ticket>),
+    Decode {
+        /// The handoff.
+        ticket: Box<Ticket>,
+        /// Its KV is there. Otherwise the prefill runs beside decode, and may fail yet.
+        computed: bool,
+    },
     /// The leg is over, after its ticket.
     Finished(PrefillUsage),
     /// The prompt ended by itself: generate where its cache is warm.
@@ -59,10 +64,8 @@ impl Machine {
                     ticket: Some(ticket),
                     ..
                 }),
-            )
-            | (State::Admitted, Some(PrefillFrame::Ready { ticket })) => {
-                self.go(State::Ticketed, Decision::Decode(ticket))
-            }
+            ) => self.ticketed(ticket, false),
+            (State::Admitted, Some(PrefillFrame::Ready { ticket })) => self.ticketed(ticket, true),
             (
                 State::Sent | State::Admitted | State::Ticketed,
                 Some(PrefillFrame::Failed { error, answer }),
@@ -98,6 +101,10 @@ impl Machine {
                 )
             }
         }
+    }
+
+    fn ticketed(&mut self, ticket: Box<Ticket>, computed: bool) -> Decision {
+        self.go(State::Ticketed, Decision::Decode { ticket, computed })
     }
 
     fn go(&mut self, state: State, decision: Decision) -> Decision {
@@ -143,8 +150,8 @@ mod tests {
             incarnation: "i".parse().unwrap(),
             decode: "d".parse().unwrap(),
             request_digest: RequestDigest::of("/v1/completions", b"{}"),
-            prompt_tokens: 1,
-            bytes: 1,
+            prompt_tokens: Some(1),
+            bytes: Some(1),
             lease_ms: 1,
             metadata: TransferMetadata::new(&b"{}"[..]),
         };
@@ -163,6 +170,11 @@ mod tests {
             usage: PrefillUsage::default(),
             outcome,
         }
+    }
+
+    fn decode(computed: bool) -> Decision {
+        let ticket = ticket();
+        Decision::Decode { ticket, computed }
     }
 
     fn decisions(frames: Vec<Option<PrefillFrame>>) -> Vec<Decision> {
@@ -187,16 +199,13 @@ mod tests {
             [
                 Decision::Wait,
                 Decision::Wait,
-                Decision::Decode(ticket()),
+                decode(true),
                 Decision::Finished(PrefillUsage::default())
             ]
         );
         assert_eq!(
             at_once,
-            [
-                Decision::Decode(ticket()),
-                Decision::Finished(PrefillUsage::default())
-            ]
+            [decode(false), Decision::Finished(PrefillUsage::default())]
         );
     }
 
@@ -253,7 +262,7 @@ mod tests {
         #[test]
         fn at_most_one_decode_whatever_comes(frames in prop::collection::vec(any_frame(), 0..12)) {
             let got = decisions(frames);
-            let decodes = got.iter().filter(|decision| matches!(decision, Decision::Decode(_))).count();
+            let decodes = got.iter().filter(|decision| matches!(decision, Decision::Decode { .. })).count();
             prop_assert!(decodes <= 1);
         }
     }

@@ -68,7 +68,7 @@ impl Spent {
     }
 
     /// It was not for nothing, or no engine has seen it.
-    pub fn used(mut self) {
+    pub fn used(&mut self) {
         self.cause = None;
     }
 }

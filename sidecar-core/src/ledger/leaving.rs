@@ -10,6 +10,7 @@ use baton_proto::call::Revoked;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::{Incarnation, TicketId};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{Claimed, Entry, Ledger, over};
 use crate::engine::Foreseen;
@@ -56,7 +57,8 @@ impl From<Unread> for Leaving {
             metadata, lease, ..
         } = unread.foreseen;
         let lapses = Instant::now() + lease;
-        Self::new(metadata, unread.incarnation, lapses, Fetcher::Prefill)
+        let fetcher = Fetcher::Prefill;
+        Self::new(metadata, unread.incarnation, lapses, fetcher, None)
     }
 }
 
@@ -67,6 +69,8 @@ pub(super) struct Leaving {
     pub(super) lapses: Instant,
     fetcher: Fetcher,
     not_before: Instant,
+    /// The leg that holds it, and ends when the token is cancelled.
+    pub(super) leg: Option<CancellationToken>,
 }
 
 /// KV about which something can be done now.
@@ -78,6 +82,8 @@ pub struct Due {
     pub metadata: TransferMetadata,
     /// Who has to be asked before.
     pub fetcher: Fetcher,
+    /// The leg holds it: giving it back is ending that ([`Ledger::end_leg`]).
+    pub by_leg: bool,
 }
 
 impl Leaving {
@@ -86,6 +92,7 @@ impl Leaving {
         incarnation: Incarnation,
         lapses: Instant,
         fetcher: Fetcher,
+        leg: Option<CancellationToken>,
     ) -> Self {
         Self {
             metadata,
@@ -93,6 +100,7 @@ impl Leaving {
             lapses,
             fetcher,
             not_before: Instant::now(),
+            leg,
         }
     }
 }
@@ -110,6 +118,7 @@ impl Claimed {
             self.draft.incarnation.clone(),
             self.lapses,
             fetcher.unwrap_or_else(decode),
+            self.leg.clone(),
         )
     }
 }
@@ -119,7 +128,7 @@ impl Ledger {
     pub fn adopt(&self, ticket: Ticket, decode_at: Option<String>) {
         let lapses = Instant::now() + Duration::from_millis(ticket.lease_remaining_ms);
         let fetcher = decode_at.map_or(Fetcher::Somebody, Fetcher::At);
-        let left = Leaving::new(ticket.metadata, ticket.incarnation, lapses, fetcher);
+        let left = Leaving::new(ticket.metadata, ticket.incarnation, lapses, fetcher, None);
         self.adopt_as(&ticket.id, left);
     }
 
@@ -169,6 +178,7 @@ impl Ledger {
                     id: id.clone(),
                     metadata: leaving.metadata.clone(),
                     fetcher: leaving.fetcher.clone(),
+                    by_leg: leaving.leg.is_some(),
                 })
             }
             _ => None,
@@ -261,5 +271,6 @@ impl Claimed {
         !remaining.is_zero()
             && remaining < lease.mul_f64(EXTENDED_BELOW)
             && self.lapses < self.wanted
+            && self.leg.is_none()
     }
 }

@@ -4,6 +4,8 @@ use baton_proto::digest::RequestDigest;
 use super::*;
 use crate::engine::Foreseen;
 
+mod offered;
+
 const LEASE: Duration = Duration::from_secs(30);
 
 fn ledger() -> Ledger {
@@ -28,8 +30,8 @@ fn draft(name: &str) -> Draft {
         incarnation: life("a"),
         decode: "d0".parse().unwrap(),
         request_digest: RequestDigest::of("/v1/completions", b"{}"),
-        prompt_tokens: 3,
-        bytes: 10,
+        prompt_tokens: Some(3),
+        bytes: Some(10),
         lease_ms: 30_000,
         metadata: TransferMetadata::new(&b"{}"[..]),
     }

@@ -17,6 +17,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use super::abort::Unanswered;
 use super::leg::{
     ActiveLeg, Arrived, Call, answers_another, engine_broke_off, engine_failed, is_judgement, send,
     too_late,
@@ -106,8 +107,9 @@ async fn relay<E: Engine, C: Call>(
     let span = tracing::info_span!("leg", stage = %C::STAGE, request = %arrived.call.request(), trace = %arrived.trace.trace_id());
     let revoked = leg.revocation();
     let answer = async {
+        let unanswered = Unanswered::new(&core, arrived.call.request());
         let response = send(&core, &arrived, body, arrived.time_left()).await?;
-        let answer = answer(&core, &arrived, response, &mut leg).await;
+        let answer = answer(&core, &arrived, response, &mut leg, unanswered).await;
         if leg.has_fetched() && !answer.as_ref().is_ok_and(Answer::has_tokens) {
             vigil.unfetched();
         }
@@ -137,12 +139,12 @@ async fn relay<E: Engine, C: Call>(
     }
 }
 
-enum Answer<E> {
+enum Answer<E: Engine> {
     Whole(Response<Body>),
     Stream(HeaderValue, stream::Committed<E>),
 }
 
-impl<E> Answer<E> {
+impl<E: Engine> Answer<E> {
     /// It is no judgement on the request.
     fn has_tokens(&self) -> bool {
         match self {
@@ -157,6 +159,7 @@ async fn answer<E: Engine, C: Call>(
     arrived: &Arrived<C>,
     response: Response<Incoming>,
     leg: &mut ActiveLeg,
+    mut unanswered: Unanswered<E>,
 ) -> Result<Answer<E>, Error> {
     let (head, body) = response.into_parts();
     let status = head.status;
@@ -168,7 +171,7 @@ async fn answer<E: Engine, C: Call>(
         return Err(engine_broke_off(C::STAGE, why));
     }
     if let Some(content_type) = stream {
-        let committed = stream::commit(core, arrived, body, leg).await?;
+        let committed = stream::commit(core, arrived, body, leg, unanswered).await?;
         return Ok(Answer::Stream(content_type.clone(), committed));
     }
     let read = read_limited(body, MAX_ANSWER, arrived.time_left()).await;
@@ -180,6 +183,7 @@ async fn answer<E: Engine, C: Call>(
         }
     })?;
     leg.fetched();
+    unanswered.answered();
     judge(core, arrived, status.as_u16(), &bytes)?;
     if status.is_success() {
         leg.first_token();

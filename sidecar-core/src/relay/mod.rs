@@ -4,6 +4,7 @@
 //! be booked. `answer` serves decode and local legs: they end when whoever asked goes away, and their first bytes are
 //! held back until the engine has shown a token. `progress` judges whether the engine works on them at all.
 
+mod abort;
 pub mod admission;
 pub mod answer;
 pub mod in_flight;

@@ -3,6 +3,9 @@
 //! The leg runs in a task of its own. While the engine has not answered, a router that goes away or releases the leg ends
 //! it, and the engine drops the request with nothing held. Once the answer has begun the KV is held, so the answer is
 //! read to its end and booked, whoever still listens.
+//!
+//! An engine that hands over while it computes has its ticket booked before it is asked. That leg ends in the order in which
+//! its ticket is given up: when the ledger says that nobody fetches any more.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -10,7 +13,7 @@ use std::time::Duration;
 
 use baton_daemon::http::{BadBody, Body, read_limited};
 use baton_proto::call::{CONTENT_TYPE, EngineAnswer, Outcome, PrefillCall, PrefillFrame};
-use baton_proto::ticket::{Draft, Ticket};
+use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage, TicketId, frame};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
@@ -22,12 +25,13 @@ use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
+use super::abort::abort;
 use super::leg::{
     ActiveLeg, Arrived, LONGEST_LEG, answers_another, engine_broke_off, engine_failed,
     is_judgement, send,
 };
 use crate::core::Core;
-use crate::engine::{Engine, Prefilled};
+use crate::engine::{Engine, Offer, Prefilled};
 use crate::ledger::{Ledger, OpenLeg, Unread, Wanted};
 
 /// Largest answer to a prefill. It may echo the prompt and its token ids.
@@ -35,6 +39,9 @@ const MAX_ANSWER: usize = 64 << 20;
 
 /// Largest judgement of an engine on a request that is passed on; it must fit a frame.
 const MAX_JUDGEMENT: usize = 1 << 20;
+
+/// How long an engine may take to end a request that it was told to drop.
+const DROPPED: Duration = Duration::from_secs(2);
 
 /// Longest time for the rest of an answer once it has begun: a prefill's answer is written in one go.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
@@ -61,9 +68,15 @@ pub async fn prefill<E: Engine>(
     }
     let leg = ActiveLeg::enter(&core, &arrived).await?;
     let open = core.ledger.open(&arrived.call.ticket)?;
+    let offer = core.engine.offer();
+    let offered = offer.as_ref().map(|offer| offer.metadata.clone());
+    let ticket = offer.map(|Offer { metadata, lease }| {
+        let draft = draft(&core, &arrived, &attached.incarnation, metadata, lease);
+        Box::new(open.offer(draft, lease, wanted(&arrived)))
+    });
     let admitted = PrefillFrame::Admitted {
         id: arrived.call.ticket.clone(),
-        ticket: None,
+        ticket,
     };
     let (rest, waiting) = oneshot::channel();
     let listener = Listener {
@@ -77,6 +90,7 @@ pub async fn prefill<E: Engine>(
         incarnation: attached.incarnation.clone(),
         step_tokens: attached.info.max_batched_tokens.map(u64::from),
         leg,
+        offered,
         rest,
     };
     tokio::spawn(running.run(open).instrument(span));
@@ -138,7 +152,39 @@ struct Running<E> {
     /// Most tokens that the engine computes at once.
     step_tokens: Option<u64>,
     leg: ActiveLeg,
+    /// What was offered before the engine was asked.
+    offered: Option<TransferMetadata>,
     rest: oneshot::Sender<Vec<PrefillFrame>>,
+}
+
+/// A ticket's facts, as far as they are known before its prefill.
+fn draft<E: Engine>(
+    core: &Core<E>,
+    arrived: &Arrived<PrefillCall>,
+    incarnation: &Incarnation,
+    metadata: TransferMetadata,
+    lease: Duration,
+) -> Draft {
+    Draft {
+        id: arrived.call.ticket.clone(),
+        prefill: core.worker.clone(),
+        incarnation: incarnation.clone(),
+        decode: arrived.call.decode.clone(),
+        request_digest: arrived.request.digest(),
+        prompt_tokens: None,
+        bytes: None,
+        lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
+        metadata,
+    }
+}
+
+fn wanted(arrived: &Arrived<PrefillCall>) -> Wanted {
+    let call = &arrived.call;
+    Wanted {
+        decode_at: call.decode_at.clone(),
+        router: call.router.clone(),
+        until: arrived.deadline,
+    }
 }
 
 /// Why a leg has no handoff to offer.
@@ -165,7 +211,7 @@ impl<E: Engine> Running<E> {
                 self.core
                     .metrics
                     .handoff_bytes
-                    .inc_by(ticket.as_ref().map_or(0, |ticket| ticket.bytes));
+                    .inc_by(ticket.as_ref().and_then(|ticket| ticket.bytes).unwrap_or(0));
                 let ready = ticket.map(|ticket| PrefillFrame::Ready {
                     ticket: Box::new(ticket),
                 });
@@ -191,9 +237,15 @@ impl<E: Engine> Running<E> {
         mut open: OpenLeg,
     ) -> Result<(Option<Ticket>, baton_proto::call::PrefillUsage, Outcome), Failure> {
         let terms = self.leg.terms(&self.core, &self.arrived.call.request);
-        let body = self.core.engine.prefill_body(&self.arrived.request, terms);
-        open.asked(self.unread());
-        let response = self.head(&open, body).await.inspect_err(|error| {
+        let engine = &self.core.engine;
+        let body = engine.prefill_body(&self.arrived.request, self.offered.as_ref(), terms);
+        let asked = if self.offered.is_some() {
+            self.offered_head(&open, body).await
+        } else {
+            open.asked(self.unread());
+            self.head(&open, body).await
+        };
+        let response = asked.inspect_err(|error| {
             if error.retry == Retry::Safe {
                 open.holds_nothing();
             }
@@ -249,6 +301,32 @@ impl<E: Engine> Running<E> {
         rest.await.unwrap_or(Err(gives_up))
     }
 
+    /// The same for a leg whose ticket is out already: a decode engine may be fetching, so it goes on until the ledger has seen
+    /// to that.
+    async fn offered_head(
+        &mut self,
+        open: &OpenLeg,
+        body: String,
+    ) -> Result<Response<Incoming>, Error> {
+        let mut sent = std::pin::pin!(send(&self.core, &self.arrived, body, LONGEST_LEG));
+        let unwanted = tokio::select! {
+            biased;
+            response = &mut sent => return response,
+            () = open.released() => cancelled("it was released"),
+            () = self.rest.closed() => cancelled("its router went away"),
+            () = tokio::time::sleep_until(self.arrived.deadline) => out_of_time(),
+        };
+        self.core.ledger.release(&self.arrived.call.ticket);
+        tokio::select! {
+            biased;
+            response = &mut sent => return response,
+            () = open.released() => {}
+        }
+        abort(&self.core, &self.arrived.call.request).await;
+        let ended = tokio::time::timeout(DROPPED, sent).await;
+        ended.unwrap_or(Err(unwanted))
+    }
+
     /// How long to wait for an answer that nobody wants any more, to learn what is held.
     fn patience(&self) -> Duration {
         let tokens = self.arrived.call.uncached_tokens.unwrap_or(0);
@@ -263,25 +341,16 @@ impl<E: Engine> Running<E> {
         self.core.unread(request, *route, &self.incarnation)
     }
 
-    /// KV may be held under an id that nobody knows.
-    fn not_read(&self, open: &OpenLeg) {
-        if !open.is_known() {
-            self.core.metrics.tickets.stranded.inc();
-        }
-    }
-
     /// An answer that began and cannot be read.
     fn unreadable(&self, open: &OpenLeg, bad: &BadBody) -> Failure {
         self.not_read(open);
         engine_broke_off(Stage::Prefill, &bad.to_string()).into()
     }
 
-    fn wanted(&self) -> Wanted {
-        let call = &self.arrived.call;
-        Wanted {
-            decode_at: call.decode_at.clone(),
-            router: call.router.clone(),
-            until: self.arrived.deadline,
+    /// The leg ends, and KV may stay held until its lease ends, unless it is known by its name, or the leg itself holds it.
+    fn not_read(&self, open: &OpenLeg) {
+        if self.offered.is_none() && !open.is_known() {
+            self.core.metrics.tickets.stranded.inc();
         }
     }
 
@@ -303,19 +372,24 @@ impl<E: Engine> Running<E> {
                 let cached = usage.cached_tokens.unwrap_or(0);
                 let computed = usage.prompt_tokens.saturating_sub(cached);
                 self.core.pace.learn(computed.into(), self.leg.elapsed());
+                let known = draft(
+                    &self.core,
+                    &self.arrived,
+                    &self.incarnation,
+                    kv.metadata,
+                    kv.lease,
+                );
                 let draft = Draft {
-                    id: self.arrived.call.ticket.clone(),
-                    prefill: self.core.worker.clone(),
-                    incarnation: self.incarnation.clone(),
-                    decode: self.arrived.call.decode.clone(),
-                    request_digest: self.arrived.request.digest(),
-                    prompt_tokens: usage.prompt_tokens,
-                    bytes: kv.bytes,
-                    lease_ms: u64::try_from(kv.lease.as_millis()).unwrap_or(u64::MAX),
-                    metadata: kv.metadata,
+                    prompt_tokens: Some(usage.prompt_tokens),
+                    bytes: Some(kv.bytes),
+                    ..known
                 };
-                let ticket = open.hold(draft, kv.lease, self.wanted());
+                let ticket = open.hold(draft, kv.lease, wanted(&self.arrived));
                 Ok((Some(ticket), usage, Outcome::Length))
+            }
+            Prefilled::HandedOver { usage } => {
+                open.handed_over();
+                Ok((None, usage, Outcome::Length))
             }
             Prefilled::Ended { usage, kv } => {
                 if let Some(kv) = kv {

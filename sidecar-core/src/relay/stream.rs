@@ -17,7 +17,10 @@ use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Incoming;
 
-use super::leg::{ActiveLeg, Arrived, Call, answers_another, engine_broke_off, too_late};
+use super::abort::Unanswered;
+use super::leg::{
+    ActiveLeg, Arrived, Call, answers_another, engine_broke_off, is_judgement, too_late,
+};
 use crate::core::Core;
 use crate::engine::{Engine, Verdict};
 
@@ -25,14 +28,15 @@ use crate::engine::{Engine, Verdict};
 const MAX_PREAMBLE: usize = 1 << 20;
 
 /// A stream whose first token is there.
-pub struct Committed<E> {
+pub(crate) struct Committed<E: Engine> {
     guard: Guard<E>,
     first: Bytes,
 }
 
 /// Watches the events that pass.
-struct Guard<E> {
+struct Guard<E: Engine> {
     core: Arc<Core<E>>,
+    unanswered: Unanswered<E>,
     reader: EventReader,
     route: Route,
     request: RequestId,
@@ -57,15 +61,17 @@ enum Glance {
 }
 
 /// Reads a stream up to its first token.
-pub async fn commit<E: Engine, C: Call>(
+pub(crate) async fn commit<E: Engine, C: Call>(
     core: &Arc<Core<E>>,
     arrived: &Arrived<C>,
     body: Incoming,
     leg: &mut ActiveLeg,
+    unanswered: Unanswered<E>,
 ) -> Result<Committed<E>, Error> {
     let stage = C::STAGE;
     let mut guard = Guard {
         core: Arc::clone(core),
+        unanswered,
         reader: EventReader::new(body),
         route: arrived.request.route(),
         request: arrived.call.request().clone(),
@@ -132,6 +138,15 @@ impl<E: Engine> Guard<E> {
     }
 
     fn failed(&self, status: u16, message: &str) -> Error {
+        if self.stage == Stage::Generate && is_judgement(status) {
+            // On a decode leg it may be the handoff that the engine judges.
+            return Error::new(
+                ErrorKind::EngineRejected,
+                Source::Client,
+                self.stage,
+                message,
+            );
+        }
         let message = format!("the engine failed inside its stream with {status}: {message}");
         Error::new(ErrorKind::EngineFailed, Source::Engine, self.stage, message)
             .retry(Retry::AfterCancel)
@@ -155,6 +170,7 @@ impl<E: Engine> Guard<E> {
             match self.glance(event) {
                 Glance::Goes => passed += event.len(),
                 Glance::Ends(end) => {
+                    self.unanswered.answered();
                     self.end = Some(end);
                     return events.slice(..passed + event.len());
                 }
@@ -173,7 +189,7 @@ impl<E: Engine> Guard<E> {
         let Some(data) = sse::data(event) else {
             return Glance::Goes;
         };
-        let ends = [b"[DONE]".as_slice(), b"error"];
+        let ends = [b"[DONE]".as_slice(), b"error", b"\"abort\""];
         if !ends
             .iter()
             .any(|word| memchr::memmem::find(&data, word).is_some())
@@ -221,7 +237,10 @@ impl<E: Engine> Guard<E> {
                 self.core.progress.moved();
                 Some(self.pass(events))
             }
-            Ok(None) if self.may_end() => None,
+            Ok(None) if self.may_end() => {
+                self.unanswered.answered();
+                None
+            }
             Ok(None) => Some(self.last_words(&engine_broke_off(
                 self.stage,
                 "ended before it was complete",
@@ -244,7 +263,7 @@ fn looks_whole(data: &[u8]) -> bool {
 
 impl<E: Engine> Committed<E> {
     /// The body to send on. The leg ends with it.
-    pub fn into_body(self, leg: ActiveLeg) -> Body {
+    pub(crate) fn into_body(self, leg: ActiveLeg) -> Body {
         let patience = self.guard.core.args.stall();
         let start = (self.guard, Some(self.first), leg);
         let stream =

@@ -157,8 +157,8 @@ mod tests {
             incarnation: "a".parse().unwrap(),
             decode: "d".parse().unwrap(),
             request_digest: RequestDigest::of("/v1/completions", b"{}"),
-            prompt_tokens: 3,
-            bytes: 10,
+            prompt_tokens: Some(3),
+            bytes: Some(10),
             lease_ms: 30_000,
             metadata: TransferMetadata::new(&b"{}"[..]),
         };

@@ -6,6 +6,8 @@
 //! fresh, all the time while the engine may be fetching, and before the answer goes out (settle). A leg whose ticket is not
 //! confirmed any more is cut off, and if foreign KV may have come by then, the cache is quarantined.
 //!
+//! An engine to which no foreign KV can come needs none of that, and its answers wait for nobody.
+//!
 //! That is in time because of what an engine needs to start: nobody serves KV under an engine's name within [`BOOT`] of that
 //! engine's death.
 
@@ -59,7 +61,8 @@ impl<E: Engine> Vigil<E> {
     /// Begins before the engine is given the ticket. A call that does not say where the prefill worker is has its router
     /// watch over it.
     pub(crate) async fn begin(core: &Arc<Core<E>>, call: &DecodeCall) -> Result<Self, Error> {
-        let Some(holder) = call.prefill_at.clone() else {
+        let holder = call.prefill_at.clone();
+        let Some(holder) = holder.filter(|_| core.engine.may_fetch_foreign_kv()) else {
             return Ok(Self::none());
         };
         let ticket = &call.ticket;

@@ -5,10 +5,10 @@
 //! tells them apart (0.32.0, `to_event_extra_keys`). What cannot be told is not understood, and the block and all behind
 //! it are in a namespace of their own.
 
+use baton_kv_events::Malformed;
+use baton_kv_events::cursor::{Cursor, Value};
 use baton_proto::hash::MultimodalItem;
 use baton_sidecar_core::mirror::event::BlockItem;
-
-use super::cursor::{Cursor, Malformed, Value};
 
 /// What the extra keys of an event say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+use baton_kv_events::follow::source::{Endpoints, Source, Way, reachable};
 use serde::Deserialize;
 
 /// Longest time to find out whether somebody listens at an endpoint.
@@ -33,15 +34,6 @@ fn default_endpoint() -> String {
     "tcp://*:5557".to_owned()
 }
 
-/// Who opens the event stream's connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Way {
-    /// The engine listens here.
-    Connect(String),
-    /// The engine connects to this endpoint.
-    Bind(String),
-}
-
 /// What is known of where the events of one rank are to be had.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventSource {
@@ -53,17 +45,6 @@ pub struct EventSource {
     pub host: String,
     /// The endpoint that the engine was given, if that is known.
     pub asked: Option<String>,
-}
-
-/// What this sidecar does to hear a rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoints {
-    /// The event stream.
-    pub way: Way,
-    /// Where the last events can be had again.
-    pub replay: Option<String>,
-    /// What they are published under.
-    pub topic: String,
 }
 
 impl EventsConfig {
@@ -119,19 +100,27 @@ impl EventSource {
     }
 }
 
+impl Source for EventSource {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn topic(&self) -> &str {
+        &self.config.topic
+    }
+
+    fn tells_again(&self) -> bool {
+        self.config.replay_endpoint.is_some()
+    }
+
+    fn endpoints(&self) -> Endpoints {
+        self.endpoints()
+    }
+}
+
 /// vLLM's rule (0.32.0, `ZmqEventPublisher._is_bind_endpoint`).
 fn is_bound(endpoint: &str) -> bool {
     endpoint.contains('*') || endpoint.contains("::") || endpoint.starts_with("ipc://")
-}
-
-/// A wildcard is the engine's host, seen from here.
-fn reachable(endpoint: &str, host: &str) -> String {
-    for wildcard in ["*", "[::]", "0.0.0.0"] {
-        if let Some(port) = endpoint.strip_prefix(&format!("tcp://{wildcard}:")) {
-            return format!("tcp://{host}:{port}");
-        }
-    }
-    endpoint.to_owned()
 }
 
 fn is_listened_to(endpoint: &str) -> bool {

@@ -42,6 +42,11 @@ pub const ROWS: &[Row] = &[
         prefill::frozen_computing,
     ),
     row("prefill frozen between the legs", prefill::frozen_between),
+    row(
+        "prefill's sidecar killed with an answer unread",
+        prefill::sidecar_killed,
+    )
+    .in_smoke(),
     row("lease run out, blocks given to others", lease::run_out),
     row("router killed while tickets are claimed", router::killed),
     row("decode saturated, prefill pool full", crowd::crowd),

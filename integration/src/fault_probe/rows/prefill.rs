@@ -45,6 +45,32 @@ pub(super) fn frozen_between(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Its sidecar dies when it has finished a prompt, before a word of that was read: what it holds is known by its name alone,
+/// and to the next sidecar.
+pub(super) fn sidecar_killed(scene: &mut Scene<'_>) -> Result<()> {
+    for stream in [false, true] {
+        let asked = scene.usual(stream)?;
+        scene.rest()?;
+        scene.stand.engine(Who::Prefill)?.freeze()?;
+        let call = scene.begin(&asked)?;
+        scene.until_running(1)?;
+        scene.stand.sidecar(Who::Prefill)?.freeze()?;
+        scene.stand.engine(Who::Prefill)?.thaw()?;
+        let engine = scene.stand.seat(Who::Prefill)?.engine_url();
+        scene.until("KV is held", || {
+            let seen = look::engine(&engine)?;
+            Ok(seen.running == 0.0 && seen.usage > 0.0)
+        })?;
+        scene.stand.kill_sidecar(Who::Prefill)?;
+        scene.join(Who::Prefill)?;
+        let joined = Instant::now();
+        let ended = call.finish();
+        scene.judge("an answer", &asked, &ended);
+        scene.quiet_since(joined)?;
+    }
+    Ok(())
+}
+
 /// It dies when decode is to fetch its KV.
 pub(super) fn killed(scene: &mut Scene<'_>) -> Result<()> {
     scene.revive(Who::Decode)?;

@@ -144,8 +144,8 @@ fn ticket(body: &str, lease_ms: u64, left: u64) -> Ticket {
         incarnation: "nobody".parse().unwrap(),
         decode: WORKER.parse().unwrap(),
         request_digest: RequestDigest::of(Route::Completions.path(), body.as_bytes()),
-        prompt_tokens: 21,
-        bytes: 1,
+        prompt_tokens: Some(21),
+        bytes: Some(1),
         lease_ms,
         metadata: TransferMetadata::new(metadata.to_string()),
     };

@@ -1,0 +1,74 @@
+//! Small questions to the engine's HTTP server: what it is, what it serves, how it tokenises.
+
+use baton_proto::Error;
+use baton_sidecar_core::questions::{Questions, strange};
+use http::HeaderValue;
+use serde::Deserialize;
+
+use crate::server_info::ServerInfo;
+
+/// The engine's HTTP server.
+#[derive(Debug, Clone)]
+pub struct EngineHttp(Questions);
+
+/// A model that the engine serves.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Model {
+    /// Its name.
+    pub id: String,
+    /// The base model of a LoRA adapter.
+    #[serde(default)]
+    pub parent: Option<String>,
+    /// Longest sequence in tokens.
+    #[serde(default)]
+    pub max_model_len: Option<u32>,
+}
+
+impl EngineHttp {
+    /// Questions go to this base URL.
+    pub fn new(base_url: &str, authorization: Option<HeaderValue>) -> Self {
+        Self(Questions::new(base_url, authorization))
+    }
+
+    /// Whether the engine takes requests. `/health` would have it generate a token, which takes a second.
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.0.get("/ready").await.map(|_| ())
+    }
+
+    /// What it says of itself, as far as it concerns anybody.
+    pub async fn server_info(&self) -> Result<ServerInfo, Error> {
+        self.0.get_json("/server_info").await
+    }
+
+    /// What it serves.
+    pub async fn models(&self) -> Result<Vec<Model>, Error> {
+        #[derive(Deserialize)]
+        struct Models {
+            data: Vec<Model>,
+        }
+        Ok(self.0.get_json::<Models>("/v1/models").await?.data)
+    }
+
+    /// The tokens that it makes of a request.
+    pub async fn tokens(&self, request: String) -> Result<Vec<u32>, Error> {
+        #[derive(Deserialize)]
+        struct Tokens {
+            tokens: Vec<u32>,
+        }
+        let answer = self.0.post("/tokenize", request).await?;
+        let tokens: Tokens = serde_json::from_slice(&answer)
+            .map_err(|error| strange("/tokenize", &error.to_string()))?;
+        Ok(tokens.tokens)
+    }
+
+    /// Has it forget its cache. It does so only while it is idle.
+    pub async fn flush_cache(&self) -> Result<(), Error> {
+        self.0.post("/flush_cache", String::new()).await.map(|_| ())
+    }
+
+    /// Ends requests whose id begins like this. The engine always says that it did.
+    pub async fn abort(&self, rid: &str) -> Result<(), Error> {
+        let body = serde_json::json!({ "rid": rid }).to_string();
+        self.0.post("/abort_request", body).await.map(|_| ())
+    }
+}
