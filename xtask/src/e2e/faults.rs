@@ -25,7 +25,8 @@ impl Run<'_> {
             .arg(workspace::release_binary(""))
             .arg("--logs")
             .arg(self.cluster.logs())
-            .args(["--model", MODEL]);
+            .args(["--model", MODEL])
+            .args(["--engine", self.args.engine.folder()]);
         if !self.args.faults {
             probe.arg("--smoke");
         }

@@ -6,8 +6,6 @@ the name put right; registration, descriptors and transfers are NIXL's.
 
 from nixl_cu13._api import *  # noqa: F403
 from nixl_cu13._api import nixl_agent as _Agent
-from nixl_cu13._api import nixl_agent_config  # noqa: F401
-from nixl_cu13._bindings import nixlThreadSync as nixl_thread_sync_t  # noqa: F401
 
 _ON_A_DEVICE = ("VRAM", "cuda")
 
