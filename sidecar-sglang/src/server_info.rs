@@ -1,7 +1,7 @@
 //! `GET /server_info`: what the engine says of itself.
 //!
 //! The answer holds API keys and passwords in clear (0.5.23). So this is a list of the fields that are read; nothing else
-//! of it is kept, logged or handed on, and what is kept of the command line is a digest.
+//! of it is kept, logged or handed on.
 
 use std::collections::BTreeMap;
 
@@ -113,7 +113,25 @@ pub struct KvEvents {
     pub replay_endpoint_port_base: Option<u16>,
 }
 
+/// What of `--kv-events-config` matters here.
+#[derive(Deserialize)]
+struct EventsConfig {
+    format: Option<String>,
+}
+
 impl ServerInfo {
+    /// Whether it finds prefixes again that it has computed. A decode engine does not, unless it was told to.
+    pub fn keeps_prefixes(&self) -> bool {
+        self.disable_radix_cache != Some(true)
+    }
+
+    /// Whether blocks of requests with an `extra_key` have other names than those without.
+    pub fn tells_namespaces(&self) -> bool {
+        let config = self.kv_events_config.as_deref();
+        let config = config.and_then(|json| serde_json::from_str::<EventsConfig>(json).ok());
+        config.and_then(|config| config.format).as_deref() == Some("dynamo")
+    }
+
     /// Which start of the engine this is. It tells no time of its start, but how long its parts took, to the nanosecond.
     pub fn incarnation(&self) -> Result<Incarnation, Error> {
         let parts = [
