@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use baton_integration::emulated::core::{
-    CoreConfig, Finish, Handoff, HeldKv, Measured, Output, Remote, Request, Sampling, Submitted,
+    CacheUse, CoreConfig, Finish, Handoff, HeldKv, Measured, Output, Remote, Request, Sampling,
+    Submitted, Told,
 };
 use baton_integration::emulated::in_process::{Rank, Ranks};
 use baton_integration::emulated::pool::{CacheKeys, Change};
@@ -41,7 +42,7 @@ fn request(id: &str, prompt: &[u32], limit: usize) -> Request {
         },
         handoff: Handoff::None,
         report_hits: false,
-        skip_cache: false,
+        cache: CacheUse::Whole,
     }
 }
 
@@ -68,6 +69,7 @@ fn remote(held: &HeldKv) -> Remote {
         blocks: held.blocks.clone(),
         keep_alive: true,
         cached: 0,
+        first_token: None,
     }
 }
 

@@ -216,9 +216,8 @@ async fn what_is_held_can_be_read_and_given_back_from_outside(nixl: Option<PathB
     let outside = Outside::meet(nixl.as_deref(), &prefill).await;
     let blocks: Vec<u32> = serde_json::from_value(params["remote_block_ids"][0].clone()).unwrap();
     assert_eq!(blocks.len(), PROMPT.len().div_ceil(BLOCK));
-    let spans = blocks
-        .iter()
-        .map(|block| outside.engine.spans(*block).unwrap());
+    let regions = outside.engine.regions();
+    let spans = blocks.iter().map(|block| regions.spans(*block).unwrap());
     let spans: Vec<Span> = spans.flatten().collect();
     let pool: Pool = outside
         .agent

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_integration::emulated::core::{
-    CoreConfig, Finish, Handoff, HeldKv, Output, Remote, Request, Sampling, Submitted,
+    CacheUse, CoreConfig, Finish, Handoff, HeldKv, Output, Remote, Request, Sampling, Submitted,
+    Told,
 };
 use baton_integration::emulated::in_process::{Rank, Ranks};
 use baton_integration::emulated::pool::CacheKeys;
@@ -407,7 +408,7 @@ async fn answer(
         },
         handoff,
         report_hits: false,
-        skip_cache: false,
+        cache: CacheUse::Whole,
     };
     let limit = asked.answer as usize;
     match asked.choice {
@@ -445,6 +446,7 @@ fn remote(engine: usize, held: HeldKv) -> Remote {
         blocks: held.blocks,
         keep_alive: false,
         cached: 0,
+        first_token: None,
     }
 }
 

@@ -276,19 +276,19 @@ impl Error {
     }
 }
 
-/// `error.message` of an OpenAI-shaped body.
+/// `error.message` of an OpenAI-shaped body, or the `message` of one that is the error itself.
 pub fn openai_message(body: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Body {
-        error: Inner,
+        error: Option<Inner>,
+        message: Option<String>,
     }
     #[derive(Deserialize)]
     struct Inner {
         message: String,
     }
-    serde_json::from_slice::<Body>(body)
-        .ok()
-        .map(|body| body.error.message)
+    let body: Body = serde_json::from_slice(body).ok()?;
+    body.error.map(|error| error.message).or(body.message)
 }
 
 struct Head {

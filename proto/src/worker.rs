@@ -98,6 +98,9 @@ pub struct WorkerInfo {
     pub engine_version: String,
     /// Which legs it may serve.
     pub role: Role,
+    /// It takes legs of split requests only: its engine has no way to serve a request alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub legs_only: bool,
     /// Names under which it serves its model.
     pub models: Vec<String>,
     /// Digest of the model's identity, where the sidecar can see the files.
@@ -135,6 +138,7 @@ impl WorkerInfo {
             engine,
             engine_version: String::new(),
             role,
+            legs_only: false,
             models: Vec::new(),
             model_digest: None,
             lora_adapters: Vec::new(),

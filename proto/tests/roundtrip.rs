@@ -138,6 +138,7 @@ fn worker_info() -> impl Any<WorkerInfo> {
         of(text()),
         btree_map(text(), text(), 0..4),
         of(compatibility()),
+        any::<bool>(),
     );
     (identity, size, rest).prop_map(|(identity, size, rest)| {
         let (engine, engine_version, role, models, model_digest, lora_adapters) = identity;
@@ -150,11 +151,12 @@ fn worker_info() -> impl Any<WorkerInfo> {
             max_batched_tokens,
             context_length,
         ) = size;
-        let (tokenizer_digest, chat_template_digest, topology, compatibility) = rest;
+        let (tokenizer_digest, chat_template_digest, topology, compatibility, legs_only) = rest;
         WorkerInfo {
             engine,
             engine_version,
             role,
+            legs_only,
             models,
             model_digest,
             lora_adapters,

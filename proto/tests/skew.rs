@@ -157,6 +157,21 @@ const OPTIONAL: &[(&str, &[&str])] = &[
     ("registration_leave", &["leave"]),
     ("watch_hello", &["incarnation", "info"]),
     (
+        "worker_info_legs",
+        &[
+            "block_size",
+            "chat_template_digest",
+            "compatibility",
+            "context_length",
+            "kv_bytes_per_token",
+            "legs_only",
+            "max_batched_tokens",
+            "max_sequences",
+            "model_digest",
+            "tokenizer_digest",
+        ],
+    ),
+    (
         "worker_info",
         &[
             "block_size",

@@ -39,6 +39,23 @@ pub struct Leg<'a> {
     pub report_reused: bool,
 }
 
+impl Leg<'_> {
+    /// What becomes of a cache salt, JSON to JSON: behind a quarantine requests keep away from what was cached before it, for
+    /// engines share no block between different salts. Nothing if it stays as it is.
+    pub fn salt(&self, own: Option<&str>) -> Option<String> {
+        let quarantine = self.quarantine?;
+        let salt = match own {
+            None => format!("baton-{quarantine}"),
+            // Anything but a text is left for the engine to refuse.
+            Some(raw) => {
+                let own: String = serde_json::from_str(raw).ok()?;
+                format!("baton-{quarantine}/{own}")
+            }
+        };
+        Some(serde_json::Value::from(salt).to_string())
+    }
+}
+
 /// KV that the engine holds for a handoff after a prefill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldKv {

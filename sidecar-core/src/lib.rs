@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod metrics_page;
 pub mod mirror;
 pub mod model_files;
+pub mod openai;
 mod peers;
 pub mod questions;
 pub mod record;

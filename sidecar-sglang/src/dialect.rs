@@ -1,54 +1,187 @@
 //! SGLang's dialect: how a client's body becomes a leg's body, and what the engine's answers mean.
+//!
+//! Both legs of a split request are the client's request with the same bootstrap fields. The prefill engine makes one token of
+//! it by itself and answers when decode has all the KV; the decode engine goes on from there.
 
+use baton_proto::call::PrefillUsage;
+use baton_proto::json::{Edit, RawObject};
 use baton_proto::request::ClientRequest;
-use baton_proto::ticket::Ticket;
+use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
-use baton_sidecar_core::engine::{Leg, Prefilled, Verdict};
+use baton_sidecar_core::engine::{Leg, Prefilled};
+pub use baton_sidecar_core::openai::{judge_answer, judge_event};
+use serde::{Deserialize, Serialize};
 
-/// The prefill leg.
-pub fn prefill_body(request: &ClientRequest, leg: Leg<'_>) -> String {
-    local_body(request, leg)
+/// Largest room that an engine takes (0.5.23).
+const LAST_ROOM: u64 = i64::MAX as u64;
+
+/// Keys by which a client could choose ranks. Ranks follow from rooms.
+const RANKS: [&str; 3] = [
+    "routed_dp_rank",
+    "data_parallel_rank",
+    "disagg_prefill_dp_rank",
+];
+
+/// Where a decode engine finds its prefill engine, and the name under which the two meet: all that a ticket has in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bootstrap {
+    /// Host of the prefill engine's bootstrap server: its own, and no name that another one may stand behind tomorrow, for
+    /// decode engines remember what they learnt there (sglang PR 34289).
+    #[serde(rename = "bootstrap_host")]
+    pub host: String,
+    /// Its port.
+    #[serde(rename = "bootstrap_port")]
+    pub port: u16,
+    /// The room, 1 to 2^63-1.
+    #[serde(rename = "bootstrap_room")]
+    pub room: u64,
 }
 
-/// What a finished prefill left.
-pub fn read_prefill(_answer: &[u8]) -> Result<Prefilled, Error> {
-    Err(unsupported(Stage::Prefill))
-}
-
-/// The decode leg.
-pub fn decode_body(
-    _request: &ClientRequest,
-    _ticket: &Ticket,
-    _leg: Leg<'_>,
-) -> Result<String, Error> {
-    Err(unsupported(Stage::Decode))
-}
-
-fn unsupported(stage: Stage) -> Error {
-    let why = "handoffs between SGLang engines are not there yet";
-    Error::new(ErrorKind::Incompatible, Source::Sidecar, stage, why).retry(Retry::Safe)
-}
-
-/// The local leg: the client's request under our id.
-pub fn local_body(request: &ClientRequest, leg: Leg<'_>) -> String {
-    let id = serde_json::Value::from(leg.request.as_str()).to_string();
-    request.object().edit().set("rid", id).finish()
-}
-
-/// What the data of a streamed event means.
-pub fn judge_event(data: &[u8]) -> Verdict {
-    if data == b"[DONE]" {
-        return Verdict::Done;
+impl Bootstrap {
+    /// As a ticket carries it.
+    pub fn metadata(&self) -> TransferMetadata {
+        TransferMetadata::new(serde_json::to_vec(self).unwrap_or_default())
     }
-    Verdict::Token
+
+    /// Reads a ticket's metadata. Room 0 has a decode engine wait for ever (0.5.23), and without a port it looks at its own.
+    pub fn parse(metadata: &TransferMetadata) -> Result<Self, String> {
+        let read: Self = serde_json::from_slice(metadata.as_bytes())
+            .map_err(|error| format!("they are not as expected: {error}"))?;
+        if read.host.is_empty() || read.port == 0 {
+            return Err("they do not say where the prefill engine is".to_owned());
+        }
+        if !(1..=LAST_ROOM).contains(&read.room) {
+            return Err(format!("no engine takes the room {}", read.room));
+        }
+        Ok(read)
+    }
 }
 
-/// Whether a whole 200 answer is an answer at all.
-pub fn judge_answer(_body: &[u8]) -> Result<(), String> {
-    Ok(())
+/// The prefill leg: the client's request in a room. Its answer is read and dropped, so it is not streamed: then a refusal has
+/// a status of its own.
+pub fn prefill_body(
+    request: &ClientRequest,
+    offered: Option<&TransferMetadata>,
+    leg: Leg<'_>,
+) -> String {
+    let object = request.object();
+    let edit = object
+        .edit()
+        .set("stream", "false")
+        .remove("stream_options");
+    // Without a room the engine refuses it.
+    let bootstrap = offered.and_then(|metadata| Bootstrap::parse(metadata).ok());
+    let edit = bootstrap.iter().fold(edit, in_room);
+    for_engine(edit, &object, leg).finish()
 }
 
-/// Whether an answer, or an event of one, is to this request.
-pub fn is_answer_to(_json: &[u8], _request: &RequestId) -> bool {
-    true
+/// The decode leg: the client's request in the same room.
+pub fn decode_body(
+    request: &ClientRequest,
+    ticket: &Ticket,
+    leg: Leg<'_>,
+) -> Result<String, Error> {
+    let bootstrap = Bootstrap::parse(&ticket.metadata).map_err(|why| {
+        let message = format!("the ticket's transfer metadata cannot be used: {why}");
+        Error::new(
+            ErrorKind::TicketRefused,
+            Source::Router,
+            Stage::Decode,
+            message,
+        )
+        .retry(Retry::Safe)
+    })?;
+    let object = request.object();
+    Ok(for_engine(in_room(object.edit(), &bootstrap), &object, leg).finish())
 }
+
+/// The local leg: the client's request.
+pub fn local_body(request: &ClientRequest, leg: Leg<'_>) -> String {
+    let object = request.object();
+    for_engine(object.edit(), &object, leg).finish()
+}
+
+fn in_room<'a>(edit: Edit<'a>, bootstrap: &Bootstrap) -> Edit<'a> {
+    edit.set("bootstrap_host", json(&bootstrap.host))
+        .set("bootstrap_port", bootstrap.port.to_string())
+        .set("bootstrap_room", bootstrap.room.to_string())
+}
+
+/// Ids are ours, never the client's, and so is the choice of ranks. SGLang shares no page between different cache salts.
+fn for_engine<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<'a> {
+    let edit = edit.set("rid", json(leg.request.as_str()));
+    let edit = RANKS.into_iter().fold(edit, Edit::remove);
+    match leg.salt(object.get_set("cache_salt")) {
+        Some(salt) => edit.set("cache_salt", salt),
+        None => edit,
+    }
+}
+
+fn json(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+#[derive(Deserialize)]
+struct PrefillAnswer {
+    choices: Vec<PrefillChoice>,
+    usage: Usage,
+}
+
+#[derive(Deserialize)]
+struct PrefillChoice {
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens: u32,
+    /// With `--enable-cache-report` only.
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    cached_tokens: Option<u32>,
+}
+
+/// What a finished prefill left: nothing, for it answers when decode has everything. Whatever its first token was, that counts
+/// as its length (0.5.23).
+pub fn read_prefill(answer: &[u8]) -> Result<Prefilled, Error> {
+    let answer: PrefillAnswer = serde_json::from_slice(answer)
+        .map_err(|error| strange(&format!("the prefill's answer is strange: {error}")))?;
+    let [choice] = &answer.choices[..] else {
+        return Err(strange(&format!(
+            "the prefill answered {} choices",
+            answer.choices.len()
+        )));
+    };
+    match choice.finish_reason.as_deref() {
+        Some("length") => Ok(Prefilled::HandedOver {
+            usage: PrefillUsage {
+                prompt_tokens: answer.usage.prompt_tokens,
+                cached_tokens: answer
+                    .usage
+                    .prompt_tokens_details
+                    .and_then(|details| details.cached_tokens),
+            },
+        }),
+        Some(other) => Err(strange(&format!("the prefill ended by {other}"))),
+        None => Err(strange("the prefill has no finish_reason")),
+    }
+}
+
+fn strange(why: &str) -> Error {
+    Error::new(ErrorKind::Protocol, Source::Engine, Stage::Prefill, why).retry(Retry::AfterCancel)
+}
+
+/// SGLang answers under the request's own id.
+pub fn is_answer_to(json: &[u8], request: &RequestId) -> bool {
+    let Ok(object) = RawObject::parse(json) else {
+        return true;
+    };
+    let id: Option<String> = object.get_as("id");
+    id.is_none_or(|id| id == request.as_str())
+}
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@ use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::Role;
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Source, Stage};
 use baton_sidecar_core::engine::{
-    Attached, Engine, EngineLoad, Following, Leg, Prefilled, Verdict,
+    Attached, Engine, EngineLoad, Following, Leg, Offer, Prefilled, Verdict,
 };
 use baton_sidecar_core::questions::bearer;
 use baton_sidecar_core::view::Feed;
@@ -18,10 +18,18 @@ use baton_transfer::Agent;
 use http::HeaderValue;
 
 use crate::attach::EngineConfig;
-use crate::dialect;
+use crate::dialect::{self, Bootstrap};
 use crate::http::EngineHttp;
+use crate::rooms::Rooms;
 use crate::server_info::ServerInfo;
 use crate::worker_info::info;
+
+/// How long the two legs of a handoff may take to find each other and be done. The engines themselves give up after 300 s
+/// unless told otherwise (0.5.23), and hold everything until then.
+const LEASE: Duration = Duration::from_secs(100);
+
+/// Length of the ids under which requests come: as long as all are equally long, none is the beginning of another.
+const RID_LENGTH: usize = 32;
 
 /// One SGLang engine.
 #[derive(Debug)]
@@ -30,6 +38,7 @@ pub struct SglangEngine {
     authorization: Option<HeaderValue>,
     http: EngineHttp,
     config: EngineConfig,
+    rooms: Rooms,
     last: Mutex<Option<Arc<Seen>>>,
 }
 
@@ -51,6 +60,7 @@ impl SglangEngine {
             base_url: config.base_url.clone(),
             authorization,
             config,
+            rooms: Rooms::new(),
             last: Mutex::default(),
         })
     }
@@ -122,20 +132,59 @@ impl Engine for SglangEngine {
         Ok(EngineLoad::default())
     }
 
-    fn prefill_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String {
-        dialect::prefill_body(request, leg)
+    fn offer(&self) -> Option<Offer> {
+        let seen = self.last()?;
+        let port = seen.server.disaggregation_bootstrap_port?;
+        let bootstrap = Bootstrap {
+            host: self.config.bootstrap_host.clone(),
+            port,
+            room: self.rooms.next(),
+        };
+        Some(Offer {
+            metadata: bootstrap.metadata(),
+            lease: LEASE,
+        })
+    }
+
+    fn prefill_body(
+        &self,
+        request: &ClientRequest,
+        offered: Option<&TransferMetadata>,
+        leg: Leg<'_>,
+    ) -> String {
+        dialect::prefill_body(request, offered, leg)
     }
 
     fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error> {
         dialect::read_prefill(answer)
     }
 
-    async fn give_back(&self, _held: &TransferMetadata) -> Result<(), Error> {
-        Err(unusable("nothing can be given back yet"))
+    /// A room is used once, and a prefill engine's next life has never heard of it.
+    fn may_fetch_foreign_kv(&self) -> bool {
+        false
     }
 
-    async fn keep(&self, _held: &[TransferMetadata]) -> Result<Duration, Error> {
-        Err(unusable("nothing is held for longer"))
+    /// SGLang looks every four seconds whether a connection is still there, and drops all requests whose ids begin like the one
+    /// that is named (0.5.23).
+    async fn abort(&self, request: &RequestId) -> Result<(), Error> {
+        let rid = request.as_str();
+        if rid.len() != RID_LENGTH {
+            let why = "an id of an unusual length may be the beginning of others: the request ends with its connection";
+            return Err(unusable(why));
+        }
+        self.http.abort(rid).await
+    }
+
+    async fn give_back(&self, _: &TransferMetadata) -> Result<(), Error> {
+        Err(unusable(
+            "an SGLang engine holds nothing beyond a prefill's end",
+        ))
+    }
+
+    async fn keep(&self, _: &[TransferMetadata]) -> Result<Duration, Error> {
+        Err(unusable(
+            "an SGLang engine holds nothing beyond a prefill's end",
+        ))
     }
 
     fn decode_body(

@@ -21,6 +21,8 @@ pub(crate) fn info(server: &ServerInfo, models: &[Model], role: Role) -> WorkerI
         .chunked_prefill_size
         .and_then(|size| u32::try_from(size).ok());
     WorkerInfo {
+        // An engine that was set apart for a leg refuses requests without a room (0.5.23).
+        legs_only: role != Role::Local,
         engine_version: server.version.clone(),
         models: base.iter().map(|model| model.id.clone()).collect(),
         lora_adapters: adapters.iter().map(|model| model.id.clone()).collect(),

@@ -5,9 +5,9 @@ use baton_proto::json::{Edit, RawObject};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
-use baton_sidecar_core::engine::{HeldKv, Leg, Prefilled, Verdict};
+use baton_sidecar_core::engine::{HeldKv, Leg, Prefilled};
+pub use baton_sidecar_core::openai::{judge_answer, judge_event};
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::handshake::Geometry;
@@ -67,18 +67,10 @@ pub fn remote_engine_id(ticket: &Ticket) -> Option<String> {
 /// before it: vLLM shares no block between different salts.
 fn for_engine<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<'a> {
     let edit = report_mode(edit.remove("request_id"), object, leg.report_reused);
-    let Some(quarantine) = leg.quarantine else {
-        return edit;
-    };
-    let salt = match object.get_set("cache_salt") {
-        None => format!("baton-{quarantine}"),
-        // Anything but a text is left for the engine to refuse.
-        Some(raw) => match serde_json::from_str::<String>(raw) {
-            Ok(own) => format!("baton-{quarantine}/{own}"),
-            Err(_) => return edit,
-        },
-    };
-    edit.set("cache_salt", Value::from(salt).to_string())
+    match leg.salt(object.get_set("cache_salt")) {
+        Some(salt) => edit.set("cache_salt", salt),
+        None => edit,
+    }
 }
 
 /// `vllm_xargs.kv_cache_report_mode: full` has the engine announce the blocks that it reuses like new ones (0.32.0). That
@@ -193,80 +185,6 @@ fn strange(why: &str) -> Error {
     Error::new(ErrorKind::Protocol, Source::Engine, Stage::Prefill, why).retry(Retry::AfterCancel)
 }
 
-/// What the data of a streamed event means.
-pub fn judge_event(data: &[u8]) -> Verdict {
-    if data == b"[DONE]" {
-        return Verdict::Done;
-    }
-    let Ok(object) = RawObject::parse(data) else {
-        return Verdict::Failed {
-            status: 502,
-            message: "an event that is not a JSON object".to_owned(),
-        };
-    };
-    if let Some(error) = object.get_set("error") {
-        return in_band_error(error);
-    }
-    let choices: Vec<Value> = object.get_as("choices").unwrap_or_default();
-    if choices.iter().any(carries_token) {
-        Verdict::Token
-    } else {
-        Verdict::Preamble
-    }
-}
-
-/// `{"error": {"message", "code"}}` inside a 200.
-fn in_band_error(raw: &str) -> Verdict {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct InBand {
-        message: String,
-        code: Option<u16>,
-    }
-    let error: InBand = serde_json::from_str(raw).unwrap_or_default();
-    Verdict::Failed {
-        status: error.code.unwrap_or(500),
-        message: error.message,
-    }
-}
-
-/// Chat sends a chunk with nothing but a role before the KV has arrived; everything else needs it.
-fn carries_token(choice: &Value) -> bool {
-    let filled = |value: &Value| match value {
-        Value::Null => false,
-        Value::String(text) => !text.is_empty(),
-        Value::Array(items) => !items.is_empty(),
-        Value::Object(members) => !members.is_empty(),
-        Value::Bool(_) | Value::Number(_) => true,
-    };
-    let delta = choice.get("delta").and_then(Value::as_object);
-    let in_delta = delta.is_some_and(|delta| {
-        delta
-            .iter()
-            .any(|(key, value)| key != "role" && filled(value))
-    });
-    in_delta
-        || ["finish_reason", "text", "token_ids"]
-            .iter()
-            .any(|key| choice.get(key).is_some_and(filled))
-}
-
-/// A 200 is an answer if it has choices and no error.
-pub fn judge_answer(body: &[u8]) -> Result<(), String> {
-    let object = RawObject::parse(body).map_err(|_| "is not a JSON object".to_owned())?;
-    if let Some(Verdict::Failed { status, message }) = object.get_set("error").map(in_band_error) {
-        return Err(format!("has an error inside, {status}: {message}"));
-    }
-    let choices: Vec<Choice<'_>> = object
-        .get("choices")
-        .and_then(|raw| serde_json::from_str(raw).ok())
-        .unwrap_or_default();
-    if choices.is_empty() || !choices.iter().all(Choice::has_content) {
-        return Err("has no content".to_owned());
-    }
-    Ok(())
-}
-
 /// vLLM calls an answer `cmpl-` or `chatcmpl-` and the id that `X-Request-Id` gave to the request, and the KV that a
 /// prefill holds the same with a suffix (0.32.0).
 pub fn is_answer_to(json: &[u8], request: &RequestId) -> bool {
@@ -277,23 +195,6 @@ pub fn is_answer_to(json: &[u8], request: &RequestId) -> bool {
     let held = object.get_set(TRANSFER);
     id.is_none_or(|id| id.ends_with(request.as_str()))
         && held.is_none_or(|params| params.contains(request.as_str()))
-}
-
-/// A choice of an answer: a completion's has a text, a chat's a message.
-#[derive(Deserialize)]
-struct Choice<'a> {
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
-    #[serde(borrow)]
-    message: Option<&'a RawValue>,
-}
-
-impl Choice<'_> {
-    fn has_content(&self) -> bool {
-        let begins =
-            |value: Option<&RawValue>, with| value.is_some_and(|raw| raw.get().starts_with(with));
-        begins(self.text, '"') || begins(self.message, '{')
-    }
 }
 
 #[cfg(test)]

@@ -6,11 +6,27 @@
 //! What makes one of them vLLM is in [`vllm`]. Nothing here uses a line of the router or of a sidecar: what judges them
 //! must not share their mistakes.
 
+pub mod args;
 pub mod core;
+mod daemon;
 pub mod in_process;
 pub mod memory;
+mod misbehave;
 pub mod model;
 pub mod pool;
+mod process;
+pub mod publisher;
+pub mod reach;
+pub mod script;
+mod seen;
+mod server;
+pub mod sglang;
 pub mod speed;
+mod texts;
 pub mod tokenizer;
 pub mod vllm;
+
+pub use self::daemon::run_process;
+pub use self::process::{Life, Process};
+pub use self::seen::{Fate, Seen};
+pub use self::texts::Text;

@@ -41,6 +41,8 @@ pub struct CacheKeys {
     pub lora: Option<(String, u64)>,
     /// The request's `cache_salt`.
     pub salt: Option<String>,
+    /// What else keeps it apart: SGLang's `extra_key`.
+    pub extra: Option<String>,
     /// Told with the blocks, but no part of their hash.
     pub session: Option<String>,
 }
@@ -173,6 +175,38 @@ impl Pool {
         }
         let hashes: Vec<_> = blocks.iter().map(|(_, hash)| *hash).collect();
         self.announce(&hashes, parent, tokens, keys);
+    }
+
+    /// The same, but nothing is found twice: where a block is held already, that one is used in place of the given one. The
+    /// blocks to use from now on, as many as were given.
+    pub fn insert(
+        &mut self,
+        blocks: &[(BlockId, BlockHash)],
+        parent: Option<BlockHash>,
+        tokens: &[u32],
+        keys: &CacheKeys,
+    ) -> Vec<BlockId> {
+        let block_size = tokens.len() / blocks.len().max(1);
+        let held = |pool: &Self, hash| pool.cached.get(hash).and_then(|ids| ids.first().copied());
+        let mut used = Vec::new();
+        let mut parent = parent;
+        for (at, block) in blocks.iter().enumerate() {
+            match held(self, &block.1) {
+                Some(known) if known != block.0 => {
+                    self.share(&[known]);
+                    self.give_back(&[block.0]);
+                    used.push(known);
+                }
+                Some(known) => used.push(known),
+                None => {
+                    let tokens = &tokens[at * block_size..(at + 1) * block_size];
+                    self.store(&[*block], parent, tokens, keys);
+                    used.push(block.0);
+                }
+            }
+            parent = Some(block.1);
+        }
+        used
     }
 
     /// Tells of blocks that are held already.

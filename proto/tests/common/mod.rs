@@ -266,6 +266,7 @@ fn plain() -> Vec<Sample> {
             RequestDigest::of("/v1/completions", b"{}"),
         ),
         sample("ticket", ticket()),
+        sample("ticket_offered", ticket_offered()),
         sample(
             "tier_blocks",
             TierBlocks {
@@ -277,6 +278,7 @@ fn plain() -> Vec<Sample> {
         sample("view_digest", view_digest()),
         sample("worker_info", worker_info()),
         sample("worker_info_bare", worker_info_bare()),
+        sample("worker_info_legs", worker_info_legs()),
     ]
 }
 
@@ -553,6 +555,7 @@ fn worker_info() -> WorkerInfo {
         engine: EngineKind::Vllm,
         engine_version: "0.32.0".to_owned(),
         role: Role::Prefill,
+        legs_only: false,
         models: vec!["tiny".to_owned(), "tiny-alias".to_owned()],
         model_digest: Some("m-1".to_owned()),
         lora_adapters: vec!["ada".to_owned()],
@@ -575,4 +578,21 @@ fn worker_info() -> WorkerInfo {
 
 fn worker_info_bare() -> WorkerInfo {
     WorkerInfo::unknown(EngineKind::Sglang, Role::Local)
+}
+
+fn worker_info_legs() -> WorkerInfo {
+    WorkerInfo {
+        legs_only: true,
+        ..WorkerInfo::unknown(EngineKind::Sglang, Role::Prefill)
+    }
+}
+
+/// A ticket that exists before its prefill.
+fn ticket_offered() -> Ticket {
+    Draft {
+        prompt_tokens: None,
+        bytes: None,
+        ..ticket().draft()
+    }
+    .seal(&token(), 29_000)
 }

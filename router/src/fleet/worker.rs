@@ -364,6 +364,11 @@ impl WorkerView {
         self.info().map_or(Role::Unknown, |info| info.role)
     }
 
+    /// It serves no request alone.
+    pub fn legs_only(&self) -> bool {
+        self.info().is_some_and(|info| info.legs_only)
+    }
+
     /// What another engine must share to exchange KV with it.
     pub fn compatibility(&self) -> Option<&Compatibility> {
         self.info()?.compatibility.as_ref()

@@ -308,6 +308,8 @@ fn nobody(question: &Question<'_>, force: Force) -> Error {
         "no worker is ready".to_owned()
     } else if force == Force::Split {
         format!("{ready} workers are ready, but no two of them can hand over (see /fleet)")
+    } else if let Some(why) = facts.local.filter(|_| facts.whole) {
+        format!("none of the {ready} ready workers can serve this request alone, and {why}")
     } else {
         format!("none of the {ready} ready workers can serve this request")
     };

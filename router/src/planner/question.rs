@@ -102,7 +102,11 @@ impl Question<'_> {
             return workers
                 .map(|view| {
                     if able(view) {
-                        preset.duty(view.id(), view.role())
+                        let duty = preset.duty(view.id(), view.role());
+                        Duty {
+                            local: duty.local && !view.legs_only(),
+                            ..duty
+                        }
                     } else {
                         Duty::default()
                     }
@@ -123,17 +127,17 @@ impl Question<'_> {
             };
             return (0..workers.len()).map(local).collect();
         }
-        let splits =
-            self.facts.local.is_none() && force != Force::Local && !self.lessons.local_only;
+        let alone = |view: &WorkerView| may_serve(view) && !view.legs_only();
+        let pays = self.facts.local.is_none() && force != Force::Local && !self.lessons.local_only;
+        // Where no engine could serve it alone, there is no choice.
+        let splits = pays || (!self.facts.whole && !workers.iter().any(alone));
         // A prefill worker serves whole requests only when nobody else can: that is what it was set apart for.
         let set_apart = |view: &WorkerView| view.role() == Role::Prefill;
-        let others = workers
-            .iter()
-            .any(|view| may_serve(view) && !set_apart(view));
+        let others = workers.iter().any(|view| alone(view) && !set_apart(view));
         let duty = |view: &WorkerView| Duty {
             prefill: splits && view.role().prefills(),
             decode: splits && view.role().decodes(),
-            local: !(others && set_apart(view)),
+            local: !view.legs_only() && !(others && set_apart(view)),
         };
         let duties = workers.iter();
         duties

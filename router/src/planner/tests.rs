@@ -17,12 +17,15 @@ use crate::prefill::bypass::Facts;
 use crate::view::tests::info;
 use crate::view::{Prediction, Prompt, predict};
 
+mod legs_only;
+
 const TOKENS: u32 = 3201;
 
 fn facts() -> Facts {
     Facts {
         model: Some("tiny".to_owned()),
         local: None,
+        whole: false,
         prompt_tokens: TOKENS.into(),
         prompt: Some(Prompt::new((0..TOKENS).collect(), "")),
     }

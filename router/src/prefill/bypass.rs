@@ -3,7 +3,8 @@
 //! The reasons were seen on a real engine (vLLM 0.32.0): with `n` > 1 only one child's KV is handed over and the others
 //! strand; beam search hands over nothing; prompt logprobs and echo with logprobs make decode compute the prompt again;
 //! and with `max_tokens` 1 nothing is left to decode. A request that is malformed in such a key is local as well: one
-//! engine judges it, and no prefill is spent.
+//! engine judges it, and no prefill is spent. Where no engine could serve it alone, one of a single token is split all the
+//! same.
 
 use baton_proto::json::RawObject;
 use baton_proto::request::ClientRequest;
@@ -18,8 +19,10 @@ use crate::view::{Prompt, counted_token_ids};
 pub struct Facts {
     /// The model it names.
     pub model: Option<String>,
-    /// Why it cannot be split, if so.
+    /// Why it is not split, if so.
     pub local: Option<&'static str>,
+    /// It would not be served rightly if it were split.
+    pub whole: bool,
     /// Its prompt's length in tokens, as well as it can be told without a tokenizer.
     pub prompt_tokens: u64,
     /// Its prompt in tokens, if that is known.
@@ -38,18 +41,18 @@ pub fn facts(request: &ClientRequest, tokenised: Tokenised) -> Facts {
     let prompt_tokens = known
         .or_else(|| counted_token_ids(&object))
         .unwrap_or_else(by_bytes);
+    let whole = whole_reason(request.route(), &object).or(tokenised.local);
     Facts {
         model: object.get_as("model"),
-        local: local_reason(request.route(), &object).or(tokenised.local),
+        local: whole.or_else(|| needless(request.route(), &object)),
+        whole: whole.is_some(),
         prompt_tokens: prompt_tokens.max(1),
         prompt,
     }
 }
 
-fn local_reason(route: Route, object: &RawObject<'_>) -> Option<&'static str> {
-    if matches!(route, Route::PassThrough(_)) {
-        return Some("this route is not split");
-    }
+/// Why nothing would come of splitting it.
+fn needless(route: Route, object: &RawObject<'_>) -> Option<&'static str> {
     let one_token = |key: &str| {
         object
             .get_set(key)
@@ -62,6 +65,14 @@ fn local_reason(route: Route, object: &RawObject<'_>) -> Option<&'static str> {
         }
         _ => "max_tokens",
     };
+    one_token(limit).then_some("at most one token is wanted")
+}
+
+/// Why only one engine alone can serve it.
+fn whole_reason(route: Route, object: &RawObject<'_>) -> Option<&'static str> {
+    if matches!(route, Route::PassThrough(_)) {
+        return Some("this route is not split");
+    }
     let more_than_one = |key: &str| {
         object
             .get_set(key)
@@ -73,7 +84,6 @@ fn local_reason(route: Route, object: &RawObject<'_>) -> Option<&'static str> {
             .is_some_and(|raw| !matches!(raw, "false" | "0"))
     };
     let reasons = [
-        (one_token(limit), "at most one token is wanted"),
         (more_than_one("n"), "several choices are wanted"),
         (more_than_one("best_of"), "several choices are wanted"),
         (is_on("use_beam_search"), "beam search is not split"),

@@ -3,6 +3,8 @@ use baton_proto::digest::RequestDigest;
 
 use super::*;
 
+mod offered;
+
 const LEASE: Duration = Duration::from_secs(30);
 
 fn ledger() -> Ledger {

@@ -18,7 +18,9 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Incoming;
 
 use super::abort::Unanswered;
-use super::leg::{ActiveLeg, Arrived, Call, answers_another, engine_broke_off, too_late};
+use super::leg::{
+    ActiveLeg, Arrived, Call, answers_another, engine_broke_off, is_judgement, too_late,
+};
 use crate::core::Core;
 use crate::engine::{Engine, Verdict};
 
@@ -136,6 +138,15 @@ impl<E: Engine> Guard<E> {
     }
 
     fn failed(&self, status: u16, message: &str) -> Error {
+        if self.stage == Stage::Generate && is_judgement(status) {
+            // On a decode leg it may be the handoff that the engine judges.
+            return Error::new(
+                ErrorKind::EngineRejected,
+                Source::Client,
+                self.stage,
+                message,
+            );
+        }
         let message = format!("the engine failed inside its stream with {status}: {message}");
         Error::new(ErrorKind::EngineFailed, Source::Engine, self.stage, message)
             .retry(Retry::AfterCancel)
@@ -178,7 +189,7 @@ impl<E: Engine> Guard<E> {
         let Some(data) = sse::data(event) else {
             return Glance::Goes;
         };
-        let ends = [b"[DONE]".as_slice(), b"error"];
+        let ends = [b"[DONE]".as_slice(), b"error", b"\"abort\""];
         if !ends
             .iter()
             .any(|word| memchr::memmem::find(&data, word).is_some())

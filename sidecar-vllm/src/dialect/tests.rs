@@ -2,6 +2,9 @@ use baton_proto::route::Route;
 use baton_proto::ticket::{Draft, TransferMetadata};
 use baton_proto::token::FleetToken;
 
+use baton_sidecar_core::engine::Verdict;
+use serde_json::Value;
+
 use super::*;
 
 fn request(body: &str) -> ClientRequest {
@@ -24,8 +27,8 @@ fn ticket() -> Ticket {
         incarnation: "i".parse().unwrap(),
         decode: "d".parse().unwrap(),
         request_digest: request("{}").digest(),
-        prompt_tokens: 1,
-        bytes: 1,
+        prompt_tokens: Some(1),
+        bytes: Some(1),
         lease_ms: 1,
         metadata: TransferMetadata::new(&br#"{"remote_engine_id": "e",  "x":1.50}"#[..]),
     };

@@ -26,6 +26,8 @@ pub struct Remote {
     pub keep_alive: bool,
     /// Prompt tokens that the holder itself had cached.
     pub cached: usize,
+    /// The first token of the answer, where the holder has said it already (SGLang); else it is computed here (vLLM).
+    pub first_token: Option<u32>,
 }
 
 /// KV that is held for decode.

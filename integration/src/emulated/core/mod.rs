@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 pub use self::handoff::{HeldKv, Remote};
 pub use self::network::{Failure, Network, Pending};
-pub use self::sequence::{Finish, Handoff, Output, Request, Sampling, Submitted};
+pub use self::sequence::{CacheUse, Finish, Handoff, Output, Request, Sampling, Submitted};
 use self::state::State;
 pub use self::state::Stats;
 use self::step::{Fetch, Planned};
@@ -56,8 +56,20 @@ pub struct CoreConfig {
     pub lease: Duration,
     /// Compute what could not be pulled, instead of failing the request.
     pub recompute_failed_loads: bool,
+    /// When full blocks can be found, and are told of.
+    pub told: Told,
     /// The engine's hash of a full block.
     pub hash: fn(Option<&BlockHash>, &[u32], &CacheKeys) -> BlockHash,
+}
+
+/// When full blocks can be found, and are told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// As soon as they are full, and each copy of one. A cleared cache is told of with the next step (vLLM).
+    WhenFull,
+    /// The prompt's with the step that computes them, the answer's when it ends, and each once: what is there already is used
+    /// instead of a copy. A cleared cache is told of at once (SGLang's radix tree).
+    WhenInserted,
 }
 
 /// Where a rank tells what happened, once a step.
@@ -262,9 +274,10 @@ impl Core {
         self.state().pool.block(id)
     }
 
-    /// Forgets all cached blocks. The event goes out with the next step's.
+    /// Forgets all cached blocks.
     pub fn reset_prefix_cache(&self) {
         self.state().pool.clear();
+        self.wake.notify_one();
     }
 
     /// Stops making progress, or goes on. What is not the scheduler goes on answering.
@@ -365,11 +378,12 @@ impl Core {
         }
     }
 
-    /// Tells what happened. A cache that was only cleared is told of with the next step: an idle engine says nothing.
+    /// Tells what happened. A cache that was only cleared may be told of with the next step: an idle vLLM says nothing.
     fn tell(&self, idle: bool) {
         let (changes, measured) = {
             let mut state = self.state();
-            let untold = idle && state.pool.was_only_cleared();
+            let waits = self.config.told == Told::WhenFull;
+            let untold = idle && waits && state.pool.was_only_cleared();
             let changes = if untold {
                 Vec::new()
             } else {

@@ -70,8 +70,20 @@ pub struct Request {
     pub handoff: Handoff,
     /// Cached blocks that it uses are announced again.
     pub report_hits: bool,
-    /// It does not look for cached blocks: its prompt's logits are wanted.
-    pub skip_cache: bool,
+    /// What it has to do with cached blocks.
+    pub cache: CacheUse,
+}
+
+/// What a sequence has to do with cached blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheUse {
+    /// It uses them, and leaves its own to others.
+    #[default]
+    Whole,
+    /// It leaves its own to others, and computes all of them: its prompt's logits are wanted.
+    Leaves,
+    /// None.
+    Nothing,
 }
 
 /// What comes out of a sequence.
@@ -168,7 +180,7 @@ pub(super) struct Sequence {
     pub(super) sampling: Sampling,
     pub(super) handoff: Handoff,
     pub(super) report_hits: bool,
-    pub(super) skip_cache: bool,
+    pub(super) cache: CacheUse,
     pub(super) phase: Phase,
     /// Prompt and what was generated.
     pub(super) tokens: Vec<u32>,
@@ -194,6 +206,8 @@ pub(super) struct Sequence {
     pub(super) last_token: Option<Instant>,
     text: StoppableText,
     choice: Option<usize>,
+    /// What comes out next, whatever the KV says: it was said elsewhere.
+    pub(super) said_elsewhere: Option<u32>,
     outputs: mpsc::Sender<Output>,
 }
 
@@ -208,7 +222,7 @@ impl Sequence {
             sampling: request.sampling,
             handoff: request.handoff,
             report_hits: request.report_hits,
-            skip_cache: request.skip_cache,
+            cache: request.cache,
             phase: Phase::Waiting,
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
@@ -225,6 +239,7 @@ impl Sequence {
             started: None,
             last_token: None,
             choice: None,
+            said_elsewhere: None,
             outputs,
         };
         (sequence, receiver)
@@ -293,9 +308,14 @@ impl Sequence {
         model::seed(self.keys.lora.as_ref().map(|(name, _)| name.as_str()))
     }
 
-    /// The next token, by the KV it has looked at.
+    /// The next token, by the KV it has looked at, unless it was said elsewhere.
     pub(super) fn next_token(&mut self, tokenizer: &Tokenizer) -> u32 {
         debug_assert_eq!(self.attended, self.tokens.len());
+        let token = self.token_by_kv(tokenizer);
+        self.said_elsewhere.take().unwrap_or(token)
+    }
+
+    fn token_by_kv(&mut self, tokenizer: &Tokenizer) -> u32 {
         let logit = self.attention.logit(self.sampling.seed);
         let too_early = self.generated() < self.sampling.min_tokens;
         let end = self.sampling.always == tokenizer.end();

@@ -187,6 +187,9 @@ impl State {
             self.pool.write(*id, 0, bytes);
         }
         sequence.fetched = sequence.prompt_len - sequence.computed;
+        if let Handoff::Fetch(remote) = &sequence.handoff {
+            sequence.said_elsewhere = remote.first_token;
+        }
         // The last token is computed once more, for its logits.
         sequence.computed = sequence.prompt_len - 1;
         sequence.phase = Phase::Fetched;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::handoff::{HeldKv, Remote};
-use super::sequence::{Addressed, End, Finish, Handoff, Output, Phase, Sequence};
+use super::sequence::{Addressed, CacheUse, End, Finish, Handoff, Output, Phase, Sequence};
 use super::state::State;
-use super::{CoreConfig, Measured, Tokenizer};
+use super::{CoreConfig, Measured, Tokenizer, Told};
 use crate::emulated::model;
 use crate::emulated::speed::StepLoad;
 
@@ -236,7 +236,7 @@ impl State {
         };
         let block_size = config.block_size as usize;
         let most = (sequence.tokens.len() - 1) / block_size;
-        if sequence.skip_cache {
+        if sequence.cache != CacheUse::Whole {
             return;
         }
         let hits = self
@@ -270,11 +270,11 @@ impl State {
         self.measured
             .push(Measured::Queued(sequence.arrived.elapsed()));
         self.stats.prompt_tokens += sequence.prompt_len as u64;
-        if !sequence.skip_cache {
+        if sequence.cache == CacheUse::Whole {
             self.stats.cache_queries += sequence.prompt_len as u64;
             self.stats.cache_hits += sequence.local_hit as u64;
         }
-        if config.connected && sequence.fetched == 0 && !sequence.skip_cache {
+        if config.connected && sequence.fetched == 0 && sequence.cache == CacheUse::Whole {
             // The connector is asked for what is not here, and has nothing.
             self.stats.external_queries += (sequence.prompt_len - sequence.local_hit) as u64;
         }
@@ -324,7 +324,9 @@ impl State {
                 continue;
             }
             self.compute(*key, *tokens, config);
-            self.store_full_blocks(*key, config);
+            if config.told == Told::WhenFull || self.sequences[key].generated() == 0 {
+                self.store_full_blocks(*key, config);
+            }
             let sequence = &self.sequences[key];
             if sequence.computed == sequence.tokens.len() {
                 told += sequence.tokens_to_tell();
@@ -382,6 +384,9 @@ impl State {
         };
         let block_size = config.block_size as usize;
         sequence.extend_hashes(block_size, config.hash);
+        if sequence.cache == CacheUse::Nothing {
+            return;
+        }
         let full = sequence.computed / block_size;
         let fresh = sequence.stored..full;
         if fresh.is_empty() {
@@ -393,7 +398,13 @@ impl State {
             .map(|block| (sequence.blocks[block], sequence.hashes[block]))
             .collect();
         let tokens = &sequence.tokens[fresh.start * block_size..fresh.end * block_size];
-        self.pool.store(&blocks, parent, tokens, &sequence.keys);
+        match config.told {
+            Told::WhenFull => self.pool.store(&blocks, parent, tokens, &sequence.keys),
+            Told::WhenInserted => {
+                let used = self.pool.insert(&blocks, parent, tokens, &sequence.keys);
+                sequence.blocks[fresh].copy_from_slice(&used);
+            }
+        }
         sequence.stored = full;
     }
 
@@ -418,6 +429,9 @@ impl State {
             let finish = None;
             return Some(sequence.addressed(Output::Token { id, text, finish }));
         };
+        if config.told == Told::WhenInserted {
+            self.store_full_blocks(key, config);
+        }
         let finish = Some(Box::new(self.finish(key, end, config)));
         let ended = self.remove(key)?;
         Some(ended.addressed(Output::Token { id, text, finish }))

@@ -1,19 +1,15 @@
 //! The command line of the emulated engine: vLLM's own flags as far as they matter, and `--emulate-…`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use baton_transfer::{Fabric, Library};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use serde::Deserialize;
 
 use super::config::{Config, EventsConfig};
 use super::events::HashForm;
-use super::telling::LAYERS;
-use crate::emulated::model::ROW_BYTES;
-use crate::emulated::speed::Speed;
+use crate::emulated::args::EmulateArgs;
 
 /// An emulated vLLM 0.32.0: its HTTP API, KV events, NIXL side channel and metrics, a paged prefix cache with real bytes
 /// that move between engines over NIXL or loopback TCP, and no model.
@@ -117,30 +113,8 @@ pub struct Args {
     #[arg(long, env = "VLLM_NIXL_SIDE_CHANNEL_PORT", default_value_t = 5600)]
     emulate_side_channel_port: u16,
 
-    /// How long steps take.
-    #[arg(long, value_enum, default_value_t = SpeedName::Fast)]
-    emulate_speed: SpeedName,
-
-    /// How much a step's time varies, as a part of it [default: as the speed has it].
-    #[arg(long, value_name = "PART")]
-    emulate_jitter: Option<f64>,
-
-    /// Bytes of KV that a token leaves.
-    #[arg(long, value_name = "BYTES", default_value_t = ROW_BYTES)]
-    emulate_kv_bytes_per_token: usize,
-
-    /// Move KV over NIXL: its library, or a folder that has it, such as the Python environment of a real engine [default:
-    /// over loopback TCP, with engines that do so, too].
-    #[arg(long, env = "BATON_NIXL_LIB", value_name = "PATH")]
-    emulate_nixl_lib: Option<PathBuf>,
-
-    /// Bytes per second at which KV leaves this engine, all transfers together [default: as fast as the machine].
-    #[arg(long, value_name = "BYTES/S")]
-    emulate_kv_bandwidth: Option<f64>,
-
-    /// Of jitter and unseeded sampling.
-    #[arg(long, default_value_t = 0)]
-    emulate_seed: u64,
+    #[command(flatten)]
+    emulate: EmulateArgs,
 }
 
 /// Flags of vLLM that mean nothing here: what they switch on is always on, or has nothing to work on.
@@ -166,16 +140,6 @@ struct Ignored {
     /// Block hashes are always those of `sha256_cbor`.
     #[arg(long, hide = true)]
     prefix_caching_hash_algo: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum SpeedName {
-    /// No time at all: for figures of what stands before the engine.
-    Instant,
-    /// As the recorded 2-layer model on one CPU core.
-    Tiny,
-    /// Of the order of an 8-billion-parameter model on one current GPU.
-    Fast,
 }
 
 #[derive(Debug, Deserialize)]
@@ -237,11 +201,11 @@ impl Args {
             api_key: self.api_key.clone(),
             prompt_tokens_details: self.enable_prompt_tokens_details,
             scale_out: self.enable_scale_out,
-            speed: self.speed(),
-            fabric: self.fabric()?,
-            kv_bandwidth: self.emulate_kv_bandwidth,
-            row_bytes: self.emulate_kv_bytes_per_token,
-            seed: self.emulate_seed,
+            speed: self.emulate.speed(),
+            fabric: self.emulate.fabric()?,
+            kv_bandwidth: self.emulate.emulate_kv_bandwidth,
+            row_bytes: self.emulate.emulate_kv_bytes_per_token,
+            seed: self.emulate.emulate_seed,
             remember: false,
             ..Config::new(None)
         };
@@ -264,49 +228,16 @@ impl Args {
                 "--block-size, --num-gpu-blocks-override and --data-parallel-size must leave at least one usable block"
             );
         }
-        if self.emulate_kv_bytes_per_token < 8 {
-            bail!("--emulate-kv-bytes-per-token must be at least 8");
-        }
-        let block_bytes = self.emulate_kv_bytes_per_token * self.block_size as usize;
-        if !block_bytes.is_multiple_of(LAYERS) {
-            bail!(
-                "--emulate-kv-bytes-per-token times --block-size must divide into {LAYERS} layers"
-            );
-        }
-        if self.emulate_nixl_lib.is_some() && self.emulate_kv_bandwidth.is_some() {
-            bail!(
-                "--emulate-kv-bandwidth does not slow NIXL down; leave it or --emulate-nixl-lib away"
-            );
-        }
+        self.emulate.check(self.block_size, "--block-size")?;
         if self.max_num_batched_tokens == 0 || self.max_num_seqs == 0 {
             bail!("--max-num-batched-tokens and --max-num-seqs must be at least 1");
         }
         Ok(())
     }
 
-    fn fabric(&self) -> Result<Fabric> {
-        let Some(path) = &self.emulate_nixl_lib else {
-            return Ok(Fabric::loopback());
-        };
-        let library = Library::find(Some(path), &[])?;
-        Ok(Fabric::nixl(&library)?)
-    }
-
     fn loras(&self) -> Vec<String> {
         let name = |lora: &String| lora.split('=').next().unwrap_or(lora).to_owned();
         self.lora_modules.iter().map(name).collect()
-    }
-
-    fn speed(&self) -> Speed {
-        let speed = match self.emulate_speed {
-            SpeedName::Instant => Speed::INSTANT,
-            SpeedName::Tiny => Speed::TINY,
-            SpeedName::Fast => Speed::FAST,
-        };
-        Speed {
-            jitter: self.emulate_jitter.unwrap_or(speed.jitter),
-            ..speed
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_transfer::Fabric;
 
-use super::super::core::CoreConfig;
+use super::super::core::{CoreConfig, Told};
 use super::super::model::ROW_BYTES;
 use super::super::pool::{BlockHash, CacheKeys};
 use super::super::speed::Speed;
@@ -146,6 +146,7 @@ impl Config {
             connected: self.role.is_some(),
             lease: self.lease,
             recompute_failed_loads: self.recompute_failed_loads,
+            told: Told::WhenFull,
             hash: block_hash,
         }
     }

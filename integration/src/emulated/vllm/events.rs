@@ -8,6 +8,8 @@ use serde::ser::{Serialize, Serializer};
 use serde_bytes::Bytes;
 use sha2::{Digest, Sha256};
 
+use super::super::publisher::Told;
+
 /// vLLM's own hash of a block and all before it.
 pub type BlockHash = [u8; 32];
 
@@ -86,6 +88,17 @@ pub struct Stored {
 pub struct Removed {
     /// Of each block.
     pub hashes: Vec<BlockHash>,
+}
+
+impl Event {
+    /// Events as a publisher wants them: written once it is known when and by whom they are told.
+    pub fn write(
+        events: Vec<Self>,
+        form: Form,
+        hash_form: HashForm,
+    ) -> impl FnOnce(Told) -> Vec<u8> {
+        move |Told { ts, rank }| Batch { ts, events, rank }.encode(form, hash_form)
+    }
 }
 
 impl Batch {

@@ -2,30 +2,19 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use rand::Rng;
 use serde_json::{Value, json};
 
-use super::super::core::{Handoff, Output, Request as CoreRequest, Submitted};
+use super::super::core::{CacheUse, Handoff, Output, Request as CoreRequest, Submitted};
+use super::super::misbehave::{Scripted, event, fail_stream};
+use super::super::process::{Life, Rank};
+use super::super::script::{Fault, Leg};
+use super::super::server::{After, Connection, Request, head};
 use super::answers::{self, Answer, Said};
-use super::engine::{EmulatedVllm, Life, Rank};
+use super::engine::EmulatedVllm;
 use super::request::{self, Ask, Refused};
-use super::script::{Fault, Leg, Rule};
-use super::seen::{Fate, Seen};
-use super::server::{After, Connection, Request, head};
-
-/// Remembers a request.
-pub(super) fn note(engine: &EmulatedVllm, request: &Request) -> Seen {
-    let body = String::from_utf8_lossy(&request.body).into_owned();
-    let parsed: Value = serde_json::from_str(&body).unwrap_or_default();
-    let seen = Seen::new(leg_of(&parsed), &request.path, &request.headers, body);
-    if engine.config().remember {
-        engine.inner.seen.lock().unwrap().push(seen.clone());
-    }
-    seen
-}
 
 fn leg_of(body: &Value) -> Leg {
     let params = &body["kv_transfer_params"];
@@ -38,16 +27,6 @@ fn leg_of(body: &Value) -> Leg {
     }
 }
 
-struct Working<'a>(&'a Life, Seen);
-
-impl Drop for Working<'_> {
-    fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::Relaxed);
-        // Dropped before it was answered: the connection is gone, or the engine is.
-        self.1.ended(Fate::Aborted);
-    }
-}
-
 /// Answers a completion or a chat.
 pub(super) async fn generate(
     connection: &mut Connection,
@@ -55,36 +34,30 @@ pub(super) async fn generate(
     life: &Arc<Life>,
     request: &Request,
 ) -> After {
-    let seen = note(engine, request);
-    if engine.config().remember {
-        connection.record(seen.recorder());
-    }
-    let rule = engine
-        .rule_for(seen.leg, &seen.body)
-        .unwrap_or_else(Rule::any);
-    life.running.fetch_add(1, Ordering::Relaxed);
-    let working = Working(life, seen.clone());
+    let scripted = scripted(connection, engine, life, request);
     let work = Work {
         engine,
-        life,
-        seen: &seen,
-        rule: &rule,
+        scripted: &scripted,
     };
     let after = work.run(connection).await;
-    if let Some(after) = after {
-        seen.ended(Fate::Answered);
-        drop(working);
-        after
-    } else {
-        After::Close
-    }
+    scripted.ended(after)
+}
+
+/// A request as it came, and its rule.
+pub(super) fn scripted(
+    connection: &mut Connection,
+    engine: &EmulatedVllm,
+    life: &Arc<Life>,
+    request: &Request,
+) -> Scripted {
+    let parsed: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+    let leg = leg_of(&parsed);
+    Scripted::new(connection, engine.process(), life, leg, request)
 }
 
 pub(super) struct Work<'a> {
     pub(super) engine: &'a EmulatedVllm,
-    pub(super) life: &'a Arc<Life>,
-    pub(super) seen: &'a Seen,
-    pub(super) rule: &'a Rule,
+    pub(super) scripted: &'a Scripted,
 }
 
 /// What happens next to a request in the engine.
@@ -105,25 +78,20 @@ pub(super) struct Choice {
 impl Work<'_> {
     /// `None` if the peer went away.
     async fn run(&self, connection: &mut Connection) -> Option<After> {
-        if let Some(gate) = &self.rule.before {
-            tokio::select! {
-                () = connection.gone() => return None,
-                () = gate.pass() => {}
-            }
-        }
-        if let Some(after) = self.instead(connection).await {
+        if let Some(after) = self.scripted.instead(connection).await {
             return after;
         }
-        let body: Value = serde_json::from_str(&self.seen.body).unwrap_or_default();
-        let chat = self.seen.path.contains("chat");
-        let tokenizer = &self.engine.inner.tokenizer;
+        let seen = &self.scripted.seen;
+        let body: Value = serde_json::from_str(&seen.body).unwrap_or_default();
+        let chat = seen.path.contains("chat");
+        let tokenizer = &self.engine.tokenizer;
         let asked = request::read(&body, chat, self.engine.config(), tokenizer);
         let (ask, rank) = match asked.and_then(|ask| Ok((ask, self.rank()?))) {
             Ok(asked) => asked,
             Err(refused) => return Some(connection.json(refused.status, &refused.body()).await),
         };
         let prefix = if chat { "chatcmpl" } else { "cmpl" };
-        let name = self.seen.header("x-request-id").map(str::to_owned);
+        let name = seen.header("x-request-id").map(str::to_owned);
         let name = name.unwrap_or_else(|| format!("{:016x}", rand::rng().random::<u64>()));
         let answer = Answer {
             id: format!("{prefix}-{name}"),
@@ -138,66 +106,13 @@ impl Work<'_> {
         }
     }
 
-    /// What the script says in place of the engine; `None` if nothing.
-    async fn instead(&self, connection: &mut Connection) -> Option<Option<After>> {
-        const JSON: &str = "application/json";
-        let after = match &self.rule.fault {
-            Fault::Hang => {
-                connection.gone().await;
-                return Some(None);
-            }
-            Fault::HangAfterHead => {
-                connection.write(&head(200, JSON, None)).await;
-                connection.gone().await;
-                return Some(None);
-            }
-            Fault::Reset => After::Reset,
-            Fault::Die => {
-                self.killed().await;
-                After::Reset
-            }
-            Fault::Status(status, body) => connection.answer(*status, JSON, body.as_bytes()).await,
-            Fault::EmptyOk => connection.answer(200, JSON, b"").await,
-            Fault::BodyOk(body) => connection.answer(200, JSON, body.as_bytes()).await,
-            Fault::Garbage => {
-                connection
-                    .write(b"\x00\x01\x02 no HTTP at all\r\n\r\n")
-                    .await;
-                After::Close
-            }
-            Fault::Raw(answer) => {
-                let id = self.seen.header("x-request-id").unwrap_or_default();
-                return Some(connection.play(&answer.clone().naming(id)).await);
-            }
-            _ => return None,
-        };
-        Some(Some(after))
-    }
-
-    /// The process ends at once, as by SIGKILL: nothing of it is left when this returns but this connection.
-    async fn killed(&self) {
-        self.life.death.dead.cancel();
-        let engine = self.engine.clone();
-        tokio::spawn(async move { engine.kill().await });
-        tokio::task::yield_now().await;
-    }
-
     /// The rank that a header names, or the least busy one.
     fn rank(&self) -> Result<&Rank, Refused> {
-        let ranks = &self.life.ranks;
-        let named = self.seen.header("x-data-parallel-rank");
+        let ranks = &self.scripted.life.ranks;
+        let named = self.scripted.seen.header("x-data-parallel-rank");
         // What is no number names none.
         let Some(named) = named.and_then(|named| named.parse::<usize>().ok()) else {
-            let busy = |rank: &&Rank| {
-                let stats = rank.core.stats();
-                stats.running + stats.waiting + stats.fetching
-            };
-            let free = if ranks.len() == 1 {
-                ranks.first()
-            } else {
-                ranks.iter().min_by_key(busy)
-            };
-            return Ok(free.expect("an engine has a rank"));
+            return Ok(&ranks[self.scripted.life.least_busy()]);
         };
         ranks.get(named).ok_or_else(|| Refused {
             status: 400,
@@ -225,7 +140,7 @@ impl Work<'_> {
         tokio::select! {
             biased;
             (index, output) = output => output.map_or(Next::Dying, |output| Next::Output(index, output)),
-            () = self.life.death.dying.cancelled() => Next::Dying,
+            () = self.scripted.life.death.dying.cancelled() => Next::Dying,
             () = connection.gone() => Next::Gone,
         }
     }
@@ -237,14 +152,14 @@ impl Work<'_> {
             return String::new();
         };
         said.tokens.push(id);
-        said.pieces.push(self.engine.inner.tokenizer.text(id));
+        said.pieces.push(self.engine.tokenizer.text(id));
         said.text.push_str(&text);
         if let Some(finish) = finish {
             said.stop = finish.stop;
             said.cached = finish.cached;
             said.computed = finish.computed;
             said.held = finish.held;
-            said.finish = Some(match self.rule.fault {
+            said.finish = Some(match self.scripted.rule.fault {
                 Fault::Finish(reason) => reason,
                 _ => finish.reason,
             });
@@ -274,11 +189,8 @@ impl Work<'_> {
             }
         }
         let said: Vec<Said> = choices.iter().map(|choice| choice.said.clone()).collect();
-        let mut body = answer.whole(&said, &self.params(answer.ask, &said));
-        if let Fault::Answer(change) = &self.rule.fault {
-            change(&mut body);
-        }
-        self.send_whole(connection, &body.to_string()).await
+        let body = answer.whole(&said, &self.params(answer.ask, &said));
+        self.scripted.whole(connection, body).await
     }
 
     /// Where decode finds the KV that is held: of several prompts the first one's, of its choices the last one's. What is
@@ -293,51 +205,17 @@ impl Work<'_> {
         };
         let mut params = json!({
             "do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [held.blocks],
-            "remote_engine_id": self.life.engine_id, "remote_request_id": held.request_id, "remote_host": "127.0.0.1",
+            "remote_engine_id": self.scripted.life.engine_id, "remote_request_id": held.request_id, "remote_host": "127.0.0.1",
             "remote_port": self.engine.side_channel().port(), "tp_size": 1, "dcp_size": 1, "pp_size": 1,
             "remote_num_tokens": held.tokens, "remote_blocks_expiry_time": null, "transfer_mode": "pull",
         });
         if said.tokens.len() == 1 {
             params["remote_prefill_cached_tokens"] = said.cached.into();
         }
-        if let Fault::Params(change) = &self.rule.fault {
+        if let Fault::Params(change) = &self.scripted.rule.fault {
             change(&mut params);
         }
         params
-    }
-
-    async fn send_whole(&self, connection: &mut Connection, body: &str) -> Option<After> {
-        const JSON: &str = "application/json";
-        let (first, second) = body.as_bytes().split_at(body.len() / 2);
-        let half = [head(200, JSON, Some(body.len())), first.to_vec()].concat();
-        if let Some((_, gate)) = &self.rule.after_tokens {
-            connection.write(&half).await;
-            gate.pass().await;
-            connection.write(second).await;
-            return Some(After::KeepAlive);
-        }
-        match self.rule.fault {
-            Fault::Truncated => {
-                connection.write(&half).await;
-                Some(After::Close)
-            }
-            Fault::DieInBody => {
-                connection.write(&half).await;
-                self.killed().await;
-                Some(After::Reset)
-            }
-            Fault::StallInBody => {
-                connection.write(&half).await;
-                connection.gone().await;
-                None
-            }
-            Fault::DieAfter => {
-                connection.answer(200, JSON, body.as_bytes()).await;
-                self.killed().await;
-                Some(After::Close)
-            }
-            _ => Some(connection.answer(200, JSON, body.as_bytes()).await),
-        }
     }
 
     async fn stream(
@@ -356,7 +234,9 @@ impl Work<'_> {
             return None;
         }
         for sent in 0.. {
-            if let Some(after) = self.disturb(connection, answer, choices, sent).await {
+            let error = answers::internal_error();
+            let torn = || answer.token_chunk(0, &choices[0].said, "cut").to_string();
+            if let Some(after) = self.scripted.disturb(connection, sent, &error, torn).await {
                 return after;
             }
             if choices.iter().all(|choice| choice.said.finish.is_some()) {
@@ -383,51 +263,6 @@ impl Work<'_> {
         connection.write(&ending(answer, choices)).await;
         Some(After::KeepAlive)
     }
-
-    /// What the script does to a stream after so many chunks; `None` if nothing.
-    async fn disturb(
-        &self,
-        connection: &mut Connection,
-        answer: &Answer<'_>,
-        choices: &[Choice],
-        sent: usize,
-    ) -> Option<Option<After>> {
-        if let Some((after, gate)) = &self.rule.after_tokens
-            && *after == sent
-        {
-            tokio::select! {
-                () = connection.gone() => return Some(None),
-                () = gate.pass() => {}
-            }
-        }
-        let after = match self.rule.fault {
-            Fault::InBand { after, done } if after == sent => {
-                fail_stream(connection, &answers::internal_error(), done).await
-            }
-            Fault::CutInEvent(after) if after == sent => {
-                let chunk = answer.token_chunk(0, &choices[0].said, "cut").to_string();
-                let mut bytes = chunked(&format!("data: {}", &chunk[..chunk.len() / 2]));
-                bytes.extend_from_slice(b"0\r\n\r\n");
-                connection.write(&bytes).await;
-                After::KeepAlive
-            }
-            Fault::EndEarly(after) if after == sent => {
-                connection.write(b"0\r\n\r\n").await;
-                After::KeepAlive
-            }
-            Fault::Stall(after) if after == sent => {
-                connection.gone().await;
-                return Some(None);
-            }
-            Fault::ResetAfter(after) if after == sent => After::Reset,
-            Fault::DieAfterTokens(after) if after == sent => {
-                self.killed().await;
-                After::Reset
-            }
-            _ => return None,
-        };
-        Some(Some(after))
-    }
 }
 
 pub(super) fn submit(answer: &Answer<'_>, rank: &Rank) -> Vec<Choice> {
@@ -445,7 +280,11 @@ pub(super) fn submit(answer: &Answer<'_>, rank: &Rank) -> Vec<Choice> {
                 sampling,
                 handoff: handoff(ask),
                 report_hits: ask.report_hits,
-                skip_cache: ask.wants_prompt_logits(),
+                cache: if ask.wants_prompt_logits() {
+                    CacheUse::Leaves
+                } else {
+                    CacheUse::Whole
+                },
             };
             choices.push(Choice {
                 submitted: rank.core.submit(request),
@@ -489,22 +328,4 @@ fn ending(answer: &Answer<'_>, choices: &[Choice]) -> Vec<u8> {
     bytes.extend(event("[DONE]"));
     bytes.extend_from_slice(b"0\r\n\r\n");
     bytes
-}
-
-async fn fail_stream(connection: &mut Connection, error: &Value, done: bool) -> After {
-    let mut bytes = event(&error.to_string());
-    if done {
-        bytes.extend(event("[DONE]"));
-    }
-    bytes.extend_from_slice(b"0\r\n\r\n");
-    connection.write(&bytes).await;
-    After::KeepAlive
-}
-
-pub(super) fn event(data: &str) -> Vec<u8> {
-    chunked(&format!("data: {data}\n\n"))
-}
-
-pub(super) fn chunked(text: &str) -> Vec<u8> {
-    format!("{:x}\r\n{text}\r\n", text.len()).into_bytes()
 }

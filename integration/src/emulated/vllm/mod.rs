@@ -11,23 +11,17 @@ mod engine;
 pub mod events;
 mod generate;
 pub mod metrics;
-pub mod publisher;
 #[cfg(test)]
 mod recorded;
 mod request;
 mod routes;
 mod scale_out;
-pub mod script;
-mod seen;
-mod server;
 pub mod side_channel;
 mod telling;
-mod texts;
 mod transfer;
 
 pub use self::args::Args;
 pub use self::config::{BLOCK_SIZE, BLOCKS, Config, EventsConfig, MODEL};
-pub use self::engine::{EmulatedVllm, EngineId, Life};
-pub use self::script::Http;
-pub use self::seen::{Fate, Seen};
-pub use self::texts::Text;
+pub use self::engine::{EmulatedVllm, EngineId};
+pub use super::script::Http;
+pub use super::{Fate, Life, Seen, Text, publisher, script};

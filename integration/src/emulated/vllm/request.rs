@@ -422,6 +422,7 @@ fn keys(body: &Value, model: &str, config: &Config) -> CacheKeys {
             .as_str()
             .or(body["vllm_xargs"]["session_id"].as_str())
             .map(str::to_owned),
+        extra: None,
     }
 }
 
@@ -442,6 +443,7 @@ fn handoff(params: &Value) -> Handoff {
             blocks: blocks.filter_map(|id| token(&id)).collect(),
             keep_alive: !params["tp_size"].is_null(),
             cached: count(&params["remote_prefill_cached_tokens"]).unwrap_or(0),
+            first_token: None,
         };
         let nameless = remote.request_id.is_empty() && !remote.blocks.is_empty();
         return if nameless {

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::super::process::Life;
+use super::super::script::{Http, Leg};
+use super::super::seen::Fate;
+use super::super::server::{After, Connection, Request};
 use super::answers;
-use super::engine::{EmulatedVllm, Life};
+use super::engine::EmulatedVllm;
 use super::generate;
 use super::request;
 use super::scale_out;
-use super::script::Http;
-use super::seen::Fate;
-use super::server::{After, Connection, Request};
 use super::telling;
 
 /// Answers a request.
@@ -42,7 +43,7 @@ pub(super) async fn route(
                 .await
         }
         ("GET", "/metrics") => {
-            let page = telling::page(engine.config(), life);
+            let page = telling::page(engine, life);
             let content_type = "text/plain; version=1.0.0; charset=utf-8";
             connection.answer(200, content_type, page.as_bytes()).await
         }
@@ -93,7 +94,7 @@ fn is_admitted(engine: &EmulatedVllm, request: &Request) -> bool {
 }
 
 async fn health(connection: &mut Connection, engine: &EmulatedVllm, life: &Life) -> After {
-    let mode = *engine.inner.http_mode.lock().unwrap();
+    let mode = *engine.process().http_mode.lock().unwrap();
     if let Http::SlowHealth(delay) = mode {
         tokio::time::sleep(delay.max(Duration::from_millis(1))).await;
     }
@@ -116,7 +117,7 @@ fn json_body(request: &Request) -> Value {
 }
 
 async fn tokenize(connection: &mut Connection, engine: &EmulatedVllm, request: &Request) -> After {
-    let (body, tokenizer) = (json_body(request), &engine.inner.tokenizer);
+    let (body, tokenizer) = (json_body(request), &engine.tokenizer);
     let tokens = match body["prompt"].as_str() {
         Some(prompt) => Ok(tokenizer.encode(prompt)),
         None => request::chat_prompt(&body, tokenizer),
@@ -159,12 +160,12 @@ async fn detokenize(
         );
         return connection.json(400, &body).await;
     };
-    let prompt = engine.inner.tokenizer.decode(&tokens);
+    let prompt = engine.tokenizer.decode(&tokens);
     connection.json(200, &json!({ "prompt": prompt })).await
 }
 
 async fn embed(connection: &mut Connection, engine: &EmulatedVllm, request: &Request) -> After {
-    generate::note(engine, request).ended(Fate::Answered);
+    engine.note(Leg::Local, request).ended(Fate::Answered);
     let body = json!({"object": "list", "model": engine.config().served_model_name, "data": [
         {"object": "embedding", "index": 0, "embedding": [0.5, 0.25]},
     ]});

@@ -6,13 +6,13 @@ use rand::Rng;
 use serde_json::{Value, json};
 
 use super::super::core::Output;
+use super::super::misbehave::{chunked, event};
+use super::super::process::Life;
+use super::super::server::{After, Connection, Request, head};
 use super::answers::{self, Answer, CREATED, Said};
-use super::engine::{EmulatedVllm, Life};
-use super::generate::{Next, Work, chunked, event, note, submit};
+use super::engine::EmulatedVllm;
+use super::generate::{Next, Work, scripted, submit};
 use super::request::{self, Ask};
-use super::script::Rule;
-use super::seen::Fate;
-use super::server::{After, Connection, Request, head};
 
 /// A request's tokens and parameters, without generating anything.
 pub(super) async fn render(
@@ -22,7 +22,7 @@ pub(super) async fn render(
 ) -> After {
     let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
     let chat = request.path.contains("chat");
-    let asked = request::read(&body, chat, engine.config(), &engine.inner.tokenizer);
+    let asked = request::read(&body, chat, engine.config(), &engine.tokenizer);
     let ask = match asked {
         Ok(ask) => ask,
         Err(refused) => return connection.json(refused.status, &refused.body()).await,
@@ -73,8 +73,8 @@ pub(super) async fn generate(
     life: &Arc<Life>,
     request: &Request,
 ) -> After {
-    let seen = note(engine, request);
-    let body = seen.json();
+    let scripted = scripted(connection, engine, life, request);
+    let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
     let mut asked = body["sampling_params"].clone();
     for (key, value) in [
         ("model", &body["model"]),
@@ -86,16 +86,16 @@ pub(super) async fn generate(
         asked[key] = value.clone();
     }
     asked["return_token_ids"] = true.into();
-    let ask = match request::read(&asked, false, engine.config(), &engine.inner.tokenizer) {
+    let ask = match request::read(&asked, false, engine.config(), &engine.tokenizer) {
         Ok(ask) => ask,
-        Err(refused) => return connection.json(refused.status, &refused.body()).await,
+        Err(refused) => {
+            let after = connection.json(refused.status, &refused.body()).await;
+            return scripted.ended(Some(after));
+        }
     };
-    let rule = Rule::any();
     let work = Work {
         engine,
-        life,
-        seen: &seen,
-        rule: &rule,
+        scripted: &scripted,
     };
     let answer = Answer {
         id: format!("generate-tokens-{:016x}", rand::rng().random::<u64>()),
@@ -103,18 +103,18 @@ pub(super) async fn generate(
         config: engine.config(),
     };
     let after = work.tokens(connection, &answer).await;
-    seen.ended(if after.is_some() {
-        Fate::Answered
-    } else {
-        Fate::Aborted
-    });
-    after.unwrap_or(After::Close)
+    scripted.ended(after)
 }
 
 impl Work<'_> {
     /// `None` if the peer went away.
     async fn tokens(&self, connection: &mut Connection, answer: &Answer<'_>) -> Option<After> {
-        let rank = self.life.ranks.first().expect("an engine has a rank");
+        let rank = self
+            .scripted
+            .life
+            .ranks
+            .first()
+            .expect("an engine has a rank");
         let mut choices = submit(answer, rank);
         let stream = answer.ask.stream;
         if stream {

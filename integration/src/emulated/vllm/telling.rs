@@ -3,44 +3,44 @@
 use std::sync::{Arc, Mutex};
 
 use super::super::core::{Listener, Measured, Stats};
-use super::super::pool::{BlockHash, Change};
+use super::super::pool::Change;
+use super::super::process::Life;
+use super::super::publisher::Publisher;
+use super::super::reach::LAYERS;
+use super::super::texts::Texts;
 use super::config::Config;
-use super::engine::Life;
-use super::events::{Event, Removed, Stored};
+use super::engine::EmulatedVllm;
+use super::events::{Event, Form, HashForm, Removed, Stored};
 use super::metrics::{
     self, CacheConfig, Connector, Finished, Histogram, KvFetch, Lookups, MetricsSnapshot,
     NixlCounters, Observed, PromptTokens, Waiting,
 };
-use super::publisher::Publisher;
-use super::texts::{Text, Texts};
-
-/// Layers of the recorded model: a block is so many descriptors.
-pub(super) const LAYERS: usize = 2;
 
 /// What a rank told so far.
 pub(super) struct Telling {
     publisher: Option<Arc<Publisher>>,
     block_size: u32,
     observed: Mutex<Observed>,
+    hash_form: HashForm,
     /// All that was ever in the cache, if that is to be remembered.
-    texts: Option<Mutex<Texts>>,
+    texts: Option<Arc<Mutex<Texts>>>,
 }
 
 impl Telling {
-    pub(super) fn new(publisher: Option<Arc<Publisher>>, block_size: u32, remember: bool) -> Self {
+    pub(super) fn new(publisher: Option<Arc<Publisher>>, config: &Config) -> Self {
+        let events = config.events.as_ref();
         Self {
             publisher,
-            block_size,
+            block_size: config.block_size,
+            hash_form: events.map_or_else(HashForm::default, |events| events.hash_form),
             observed: Mutex::default(),
-            texts: remember.then(Mutex::default),
+            texts: config.remember.then(Arc::default),
         }
     }
 
-    /// What is in blocks of these hashes.
-    pub(super) fn texts_of(&self, hashes: &[BlockHash]) -> Vec<Text> {
-        let texts = self.texts.as_ref().expect("the engine remembers");
-        let texts = texts.lock().unwrap();
-        hashes.iter().map(|hash| texts.of(hash)).collect()
+    /// What is remembered of the cache.
+    pub(super) fn texts(&self) -> Option<Arc<Mutex<Texts>>> {
+        self.texts.clone()
     }
 
     fn event(&self, change: Change) -> Event {
@@ -76,7 +76,7 @@ impl Listener for Telling {
         }
         if let Some(publisher) = &self.publisher {
             let events = changes.into_iter().map(|change| self.event(change));
-            publisher.publish(events.collect());
+            publisher.publish(Event::write(events.collect(), Form::Maps, self.hash_form));
         }
     }
 
@@ -136,7 +136,8 @@ fn observe(observed: &mut Observed, measured: &Measured) {
 }
 
 /// `/metrics` of one life.
-pub(super) fn page(config: &Config, life: &Life) -> String {
+pub(super) fn page(emulated: &EmulatedVllm, life: &Life) -> String {
+    let config = emulated.config();
     let connector = match config.role.as_deref() {
         None => Connector::Absent,
         Some("kv_producer") => Connector::Producer,
@@ -155,16 +156,12 @@ pub(super) fn page(config: &Config, life: &Life) -> String {
         },
         started: life.started,
     };
-    let ranks: Vec<_> = life
-        .ranks
-        .iter()
-        .map(|rank| {
-            snapshot(
-                &rank.core.stats(),
-                rank.telling.observed.lock().unwrap().clone(),
-            )
-        })
-        .collect();
+    let tellings = emulated.inner.tellings.lock().unwrap().clone();
+    let ranks = life.ranks.iter().zip(&tellings).map(|(rank, telling)| {
+        let observed = telling.observed.lock().unwrap().clone();
+        snapshot(&rank.core.stats(), observed)
+    });
+    let ranks: Vec<_> = ranks.collect();
     metrics::render(&engine, &ranks)
 }
 

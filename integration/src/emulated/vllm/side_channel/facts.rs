@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use baton_transfer::{Metadata, Span};
+use baton_transfer::Metadata;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use super::HandshakeError;
+use crate::emulated::reach::Regions;
+use crate::emulated::vllm::Config;
 
 /// What a decode engine learns of a prefill engine. All layers have blocks of one length.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +66,25 @@ struct AgentMetadata {
 }
 
 impl HandshakeFacts {
+    /// Those of an engine.
+    pub(in crate::emulated::vllm) fn of(
+        config: &Config,
+        engine_id: &str,
+        regions: Regions,
+    ) -> Self {
+        Self {
+            compatibility_hash: config.compatibility_hash.clone(),
+            engine_id: engine_id.to_owned(),
+            metadata: regions.metadata,
+            block_size: config.block_size,
+            block_len_bytes: regions.block_len_bytes,
+            num_blocks: regions.blocks,
+            base_addresses: regions.bases,
+            layout: config.layout.clone(),
+            attention_backend: "CPU_ATTN".to_owned(),
+        }
+    }
+
     /// First frame of a reply.
     pub fn encode(&self) -> Vec<u8> {
         let metadata = rmp_serde::to_vec_named(&self.metadata()).expect("metadata are writable");
@@ -128,23 +149,13 @@ impl HandshakeFacts {
         }
     }
 
-    /// Where a block is, layer by layer; `None` if there is none of this number.
-    pub fn spans(&self, block: u32) -> Option<impl Iterator<Item = Span>> {
-        let offset = u64::from(block).checked_mul(self.block_len_bytes)?;
-        let bytes = usize::try_from(self.block_len_bytes).ok()?;
-        let at = move |base: &u64| Span {
-            address: base.wrapping_add(offset),
-            bytes,
-            device: 0,
-        };
-        let exists = u64::from(block) < self.num_blocks;
-        exists.then(|| self.base_addresses.iter().map(at))
-    }
-
-    /// Bytes of a block over all layers.
-    pub fn block_bytes(&self) -> usize {
-        usize::try_from(self.block_len_bytes)
-            .unwrap_or(usize::MAX)
-            .saturating_mul(self.base_addresses.len())
+    /// Where its blocks are.
+    pub fn regions(&self) -> Regions {
+        Regions {
+            metadata: self.metadata.clone(),
+            bases: self.base_addresses.clone(),
+            block_len_bytes: self.block_len_bytes,
+            blocks: self.num_blocks,
+        }
     }
 }

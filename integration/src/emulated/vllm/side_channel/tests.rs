@@ -71,7 +71,7 @@ fn facts_survive_the_way() {
         (real.block_len_bytes, real.block_bytes(), real.num_blocks),
         (8192, 16_384, 256)
     );
-    let spans: Vec<_> = real.spans(255).unwrap().collect();
+    let spans: Vec<_> = real.regions().spans(255).unwrap().collect();
     let [first, second] = &real.base_addresses[..] else {
         panic!("it has two layers");
     };
@@ -81,7 +81,7 @@ fn facts_survive_the_way() {
         addresses
     );
     assert!(spans.iter().all(|span| span.bytes == 8192));
-    assert!(real.spans(256).is_none());
+    assert!(real.regions().spans(256).is_none());
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! The ZMQ publisher of KV events, one per data-parallel rank, as vLLM 0.32.0 has it.
+//! The ZMQ publisher of KV events, one per data-parallel rank, as vLLM and SGLang have it.
 //!
 //! Batches are numbered and kept for replay when they are published (`line`); one task sends them (`outlet`), another
-//! one answers replay requests (`replay`). Which side binds follows vLLM's rule (`endpoint`). What can go wrong on
+//! one answers replay requests (`replay`). Which side binds follows their rule (`endpoint`). What can go wrong on
 //! this way is switched on by [`Publisher::faults`].
 //!
 //! It speaks through a ZMQ implementation of its own, so that a sidecar that listens through libzmq meets a stranger.
-//! Each subscriber's queue there holds [`HIGH_WATER_MARK`] messages, the default of vLLM; what a slow subscriber does not
+//! Each subscriber's queue there holds [`HIGH_WATER_MARK`] messages, the default of both; what a slow subscriber does not
 //! fetch beyond that is lost without a trace but the gap in its numbers.
 
 mod endpoint;
@@ -31,7 +31,6 @@ pub use self::faults::{EventFault, Faults, Mangled, ReplayFault};
 
 use self::endpoint::Way;
 use self::line::Line;
-use super::events::{Batch, Event, Form, HashForm};
 
 /// Messages that wait for one subscriber at most: `hwm`, at its default.
 pub const HIGH_WATER_MARK: usize = 100_000;
@@ -52,10 +51,6 @@ pub struct PublisherConfig {
     pub buffer_steps: usize,
     /// Messages that may wait to be sent. The real publisher blocks its scheduler beyond that; this one loses them.
     pub max_queue_size: usize,
-    /// How hashes are written.
-    pub hash_form: HashForm,
-    /// How events are written.
-    pub form: Form,
 }
 
 impl Default for PublisherConfig {
@@ -66,10 +61,17 @@ impl Default for PublisherConfig {
             topic: String::new(),
             buffer_steps: 10_000,
             max_queue_size: HIGH_WATER_MARK,
-            hash_form: HashForm::default(),
-            form: Form::default(),
         }
     }
+}
+
+/// When a batch is told, and by whom.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Told {
+    /// Seconds since 1970.
+    pub ts: f64,
+    /// Data-parallel rank.
+    pub rank: u32,
 }
 
 /// A running publisher. Dropping it frees its ports a moment later, [`Publisher::stop`] before it returns.
@@ -141,12 +143,18 @@ impl Publisher {
         })
     }
 
-    /// Publishes what one scheduler step changed; nothing, if it changed nothing. Never blocks and never fails: what finds
-    /// no room is lost, and its number with it.
-    pub fn publish(&self, events: Vec<Event>) {
-        if !events.is_empty() {
-            self.desk.publish(events);
-        }
+    /// The same as soon as its ports are free.
+    pub async fn start_when_free(config: &PublisherConfig, rank: u32) -> Arc<Self> {
+        crate::wait::until_some("a publisher's ports to be free", || async {
+            Self::start(config.clone(), rank).ok().map(Arc::new)
+        })
+        .await
+    }
+
+    /// Publishes what one scheduler step changed, as it is written when and by which rank it is told. Never blocks and
+    /// never fails: what finds no room is lost, and its number with it.
+    pub fn publish(&self, write: impl FnOnce(Told) -> Vec<u8>) {
+        self.desk.publish(write);
     }
 
     /// Publishes a message that was recorded, byte for byte and under the number that it had.
@@ -204,16 +212,15 @@ impl Drop for Publisher {
 }
 
 impl Desk {
-    fn publish(&self, events: Vec<Event>) {
+    fn publish(&self, write: impl FnOnce(Told) -> Vec<u8>) {
         let (base, since) = self.started;
         // Numbers must reach the queue in order.
         let mut line = self.line.lock().unwrap();
-        let batch = Batch {
+        let told = Told {
             ts: base + since.elapsed().as_secs_f64(),
-            events,
             rank: self.rank,
         };
-        for message in line.admit(&batch) {
+        for message in line.admit(write(told).into()) {
             self.enqueue(message);
         }
     }

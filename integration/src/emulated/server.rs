@@ -1,13 +1,27 @@
 //! The engine's HTTP/1.1 server, written on the socket itself: a server that misbehaves is made of bytes.
 
+use std::future::Future;
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::engine::{EmulatedVllm, Life};
-use super::routes;
+use super::process::{Life, Process};
 use super::script::{End, Http, Piece, RawAnswer};
+
+/// Which path is answered by what.
+pub(super) trait Api: Clone + Send + Sync + 'static {
+    /// Whose it is.
+    fn process(&self) -> &Process;
+
+    /// Answers a request.
+    fn route(
+        &self,
+        connection: &mut Connection,
+        life: &Arc<Life>,
+        request: &Request,
+    ) -> impl Future<Output = After> + Send;
+}
 
 /// A request as it came.
 #[derive(Debug)]
@@ -37,7 +51,7 @@ pub(super) enum After {
 }
 
 /// Serves one life of the engine.
-pub(super) async fn serve(engine: EmulatedVllm, life: Arc<Life>, listener: TcpListener) {
+pub(super) async fn serve(api: impl Api, life: Arc<Life>, listener: TcpListener) {
     loop {
         let accepted = tokio::select! {
             () = life.death.dead.cancelled() => return,
@@ -45,7 +59,7 @@ pub(super) async fn serve(engine: EmulatedVllm, life: Arc<Life>, listener: TcpLi
         };
         let Ok((stream, _)) = accepted else { return };
         let _ = stream.set_nodelay(true);
-        let (engine, life) = (engine.clone(), Arc::clone(&life));
+        let (api, life) = (api.clone(), Arc::clone(&life));
         tokio::spawn(async move {
             let mut connection = Connection {
                 stream,
@@ -54,7 +68,7 @@ pub(super) async fn serve(engine: EmulatedVllm, life: Arc<Life>, listener: TcpLi
             };
             let after = tokio::select! {
                 () = life.death.dead.cancelled() => After::Reset,
-                after = connection.serve(&engine, &life) => after,
+                after = connection.serve(&api, &life) => after,
             };
             if matches!(after, After::Reset) {
                 let _ = connection.stream.set_zero_linger();
@@ -64,17 +78,15 @@ pub(super) async fn serve(engine: EmulatedVllm, life: Arc<Life>, listener: TcpLi
 }
 
 impl Connection {
-    async fn serve(&mut self, engine: &EmulatedVllm, life: &Arc<Life>) -> After {
+    async fn serve(&mut self, api: &impl Api, life: &Arc<Life>) -> After {
         loop {
             self.sent = None;
             let Some(request) = self.read().await else {
                 return After::Close;
             };
-            let mode = *engine.inner.http_mode.lock().unwrap();
+            let mode = *api.process().http_mode.lock().unwrap();
             let after = match mode {
-                Http::Normal | Http::SlowHealth(_) => {
-                    routes::route(self, engine, life, &request).await
-                }
+                Http::Normal | Http::SlowHealth(_) => api.route(self, life, &request).await,
                 Http::Garbage => {
                     self.write(b"\x00\x01\x02 I am not an HTTP server\r\n\r\n")
                         .await;

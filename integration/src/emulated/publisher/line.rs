@@ -6,7 +6,6 @@ use bytes::Bytes;
 use rmpv::Value;
 
 use super::{EventFault, Frames, Mangled, PublisherConfig, ReplayFault};
-use crate::emulated::vllm::events::{Batch, Event};
 
 /// Number of the message that ends a replay.
 const END: [u8; 8] = [0xff; 8];
@@ -47,9 +46,8 @@ impl Line {
     }
 
     /// Numbers and remembers a batch; gives what goes out now.
-    pub(super) fn admit(&mut self, batch: &Batch) -> Vec<Frames> {
-        let payload = batch.encode(self.config.form, self.config.hash_form);
-        self.pass(payload.into())
+    pub(super) fn admit(&mut self, payload: Bytes) -> Vec<Frames> {
+        self.pass(payload)
     }
 
     /// The same of a message that was recorded: it keeps its number.
@@ -142,7 +140,7 @@ impl Line {
         let (mut numbers, mut payloads): (Vec<u64>, VecDeque<Bytes>) = wanted.cloned().unzip();
         match fault {
             Some(ReplayFault::OtherPayloads) => match payloads.len() {
-                1 => payloads[0] = self.other_payload(),
+                1 => payloads[0] = other_payload(),
                 _ => payloads.rotate_left(payloads.len().min(1)),
             },
             Some(ReplayFault::OneMissing) if !numbers.is_empty() => {
@@ -165,16 +163,15 @@ impl Line {
         }
         answers
     }
+}
 
-    /// A payload that can be read and is none of the buffer's.
-    fn other_payload(&self) -> Bytes {
-        let batch = Batch {
-            ts: 0.0,
-            events: vec![Event::Cleared],
-            rank: 0,
-        };
-        batch.encode(self.config.form, self.config.hash_form).into()
-    }
+/// A payload that can be read and is none of the buffer's.
+fn other_payload() -> Bytes {
+    let cleared = [("type", "AllBlocksCleared")];
+    let cleared = std::collections::BTreeMap::from(cleared);
+    rmp_serde::to_vec(&(0.0, [cleared], 0))
+        .expect("a batch is writable")
+        .into()
 }
 
 fn mangled(how: Mangled, mut message: Frames) -> Frames {

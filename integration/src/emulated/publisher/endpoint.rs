@@ -1,6 +1,6 @@
 //! Who binds and who connects, and where.
 //!
-//! The rule is vLLM's (0.32.0): an endpoint with `*` or `::` in it, or on `ipc`, is bound, any other is connected to, so
+//! The rule is that of vLLM 0.32.0, which SGLang 0.5.23 shares: an endpoint with `*` or `::` in it, or on `ipc`, is bound, any other is connected to, so
 //! that its subscriber must bind. One thing differs: an emulated engine binds on the loopback interface only.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn ranks_are_told_apart_by_ports() {
-        let recorded = include_str!("../../../../recordings/vllm/kv_events/sources_dp.json");
+        let recorded = include_str!("../../../recordings/vllm/kv_events/sources_dp.json");
         let recorded: serde_json::Value = serde_json::from_str(recorded).unwrap();
         for key in ["endpoint", "replay_endpoint"] {
             let of = |rank: &str| recorded["response"]["body"][rank][key].as_str().unwrap();

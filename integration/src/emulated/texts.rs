@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::super::pool::{BlockHash, CacheKeys, Change};
+use super::pool::{BlockHash, CacheKeys, Change};
 
 /// All that makes the identity of a block.
 #[derive(Debug, Clone, PartialEq, Eq)]

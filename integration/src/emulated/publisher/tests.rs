@@ -3,12 +3,12 @@
 use serde_json::Value as Json;
 
 use super::*;
-use crate::emulated::vllm::events::Removed;
+use crate::emulated::vllm::events::{Batch, Event, Form, HashForm, Removed};
 use crate::emulated::vllm::recorded::{self, RECORDINGS, unhex};
 use crate::wait::{self, until};
 
-const EXCHANGES: &str = include_str!("../../../../recordings/vllm/kv_events/replay_exchange.json");
-const SOURCES: &str = include_str!("../../../../recordings/vllm/kv_events/sources.json");
+const EXCHANGES: &str = include_str!("../../../recordings/vllm/kv_events/replay_exchange.json");
+const SOURCES: &str = include_str!("../../../recordings/vllm/kv_events/sources.json");
 
 type Message = Vec<Vec<u8>>;
 

@@ -1,0 +1,209 @@
+//! Where the two legs of a handoff meet: rooms of a prefill rank, and the line between the two engines.
+//!
+//! The real engines talk over ZeroMQ there, in messages that nobody else has to know; these ones say one line of JSON at a time.
+//! A line that ends says that the other engine is gone.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use baton_transfer::Metadata;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+
+use super::super::core::HeldKv;
+use super::super::reach::Regions;
+
+/// What is said on a line.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Word {
+    /// Decode: this is about that room.
+    Room(u64),
+    /// Prefill: the KV is here.
+    Kv(Kv),
+    /// Either: it comes to nothing, and why.
+    Failed(String),
+}
+
+/// Where the KV of a prompt is, and what comes with it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Kv {
+    metadata: Vec<u8>,
+    bases: Vec<u64>,
+    block_len_bytes: u64,
+    pages: u64,
+    /// Under which id prefill holds it.
+    pub(super) id: String,
+    /// In which pages.
+    pub(super) blocks: Vec<u32>,
+    /// Prompt tokens that prefill had cached.
+    pub(super) cached: usize,
+    /// What prefill said.
+    pub(super) first_token: u32,
+}
+
+impl Kv {
+    pub(super) fn new(regions: &Regions, held: &HeldKv, cached: usize, first_token: u32) -> Self {
+        Self {
+            metadata: regions.metadata.bytes().to_vec(),
+            bases: regions.bases.clone(),
+            block_len_bytes: regions.block_len_bytes,
+            pages: regions.blocks,
+            id: held.request_id.clone(),
+            blocks: held.blocks.clone(),
+            cached,
+            first_token,
+        }
+    }
+
+    /// The memory that it is in; `None` if that makes no sense.
+    pub(super) fn regions(&self) -> Option<Regions> {
+        Some(Regions {
+            metadata: Metadata::parse(&self.metadata).ok()?,
+            bases: self.bases.clone(),
+            block_len_bytes: self.block_len_bytes,
+            blocks: self.pages,
+        })
+    }
+}
+
+/// One end of a line.
+#[derive(Debug)]
+pub(super) struct Line {
+    heard: Lines<BufReader<OwnedReadHalf>>,
+    said: OwnedWriteHalf,
+}
+
+impl Line {
+    fn over(stream: TcpStream) -> Self {
+        let (read, write) = stream.into_split();
+        Self {
+            heard: BufReader::new(read).lines(),
+            said: write,
+        }
+    }
+
+    /// A line to a rank of prefill, about a room.
+    pub(super) async fn to(address: SocketAddr, room: u64) -> Option<Self> {
+        let stream = TcpStream::connect(address).await.ok()?;
+        let mut line = Self::over(stream);
+        line.say(&Word::Room(room)).await;
+        Some(line)
+    }
+
+    /// Says something; nobody may hear it.
+    pub(super) async fn say(&mut self, word: &Word) {
+        let mut text = serde_json::to_vec(word).expect("a word is writable");
+        text.push(b'\n');
+        let _ = self.said.write_all(&text).await;
+    }
+
+    /// What the other end says next; `None` if it is gone.
+    pub(super) async fn hear(&mut self) -> Option<Word> {
+        let text = self.heard.next_line().await.ok()??;
+        serde_json::from_str(&text).ok()
+    }
+}
+
+/// The rooms of a prefill rank.
+#[derive(Debug, Default)]
+pub(super) struct Rooms {
+    open: Mutex<HashMap<u64, Room>>,
+    /// Who waits for KV to arrive, by the id under which it is held.
+    arrivals: Mutex<HashMap<String, oneshot::Sender<()>>>,
+}
+
+#[derive(Debug)]
+struct Room {
+    came: mpsc::UnboundedSender<Line>,
+    /// Until prefill's leg is there.
+    waits: Option<mpsc::UnboundedReceiver<Line>>,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        let (came, waits) = mpsc::unbounded_channel();
+        let waits = Some(waits);
+        Self { came, waits }
+    }
+}
+
+/// A room that prefill's leg is in. It is closed when that ends.
+#[derive(Debug)]
+pub(super) struct Entered {
+    rooms: Arc<Rooms>,
+    room: u64,
+    lines: mpsc::UnboundedReceiver<Line>,
+}
+
+impl Rooms {
+    /// Prefill's leg is there. `None` if another one is.
+    pub(super) fn enter(self: &Arc<Self>, room: u64) -> Option<Entered> {
+        let mut open = self.open.lock().unwrap();
+        let lines = open.entry(room).or_default().waits.take()?;
+        Some(Entered {
+            rooms: Arc::clone(self),
+            room,
+            lines,
+        })
+    }
+
+    fn came(&self, room: u64, line: Line) {
+        let mut open = self.open.lock().unwrap();
+        // Nobody takes a second line of a room: whoever is at its other end waits.
+        let _ = open.entry(room).or_default().came.send(line);
+    }
+
+    /// Resolves when the KV of this id has arrived where it was sent.
+    pub(super) fn arrival(&self, id: &str) -> oneshot::Receiver<()> {
+        let (arrived, arrival) = oneshot::channel();
+        self.arrivals.lock().unwrap().insert(id.to_owned(), arrived);
+        arrival
+    }
+
+    /// A notification of decode's agent, `ID:1`.
+    pub(super) fn notified(&self, message: &[u8]) {
+        let id = str::from_utf8(message).unwrap_or_default();
+        let id = id.strip_suffix(":1").unwrap_or(id);
+        if let Some(arrived) = self.arrivals.lock().unwrap().remove(id) {
+            let _ = arrived.send(());
+        }
+    }
+
+    /// Takes lines for good.
+    pub(super) async fn listen(self: Arc<Self>, listener: TcpListener) {
+        while let Ok((stream, _)) = listener.accept().await {
+            let rooms = Arc::clone(&self);
+            let mut line = Line::over(stream);
+            tokio::spawn(async move {
+                if let Some(Word::Room(room)) = line.hear().await {
+                    rooms.came(room, line);
+                }
+            });
+        }
+    }
+
+    /// Hangs up everywhere.
+    pub(super) fn close(&self) {
+        self.open.lock().unwrap().clear();
+    }
+}
+
+impl Entered {
+    /// Resolves when decode's leg is there, too.
+    pub(super) async fn decode(&mut self) -> Line {
+        match self.lines.recv().await {
+            Some(line) => line,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.rooms.open.lock().unwrap().remove(&self.room);
+    }
+}
