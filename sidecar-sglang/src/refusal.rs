@@ -120,7 +120,10 @@ mod tests {
             (json!("prefill"), Role::Prefill),
             (json!("decode"), Role::Decode),
         ] {
-            assert_eq!(role(&told(json!({"disaggregation_mode": mode}))), Ok(expected));
+            assert_eq!(
+                role(&told(json!({"disaggregation_mode": mode}))),
+                Ok(expected)
+            );
         }
         let aggregated = json!({"disaggregation_mode": "null", "disaggregation_transfer_backend": "mooncake", "pp_size": 2});
         assert_eq!(role(&told(aggregated)), Ok(Role::Local));
@@ -130,12 +133,27 @@ mod tests {
     fn what_cannot_work_is_refused_in_one_sentence() {
         for (changes, part) in [
             (json!({"page_size": 0}), "page_size is 0"),
-            (json!({"disaggregation_mode": "encode"}), "\"encode\" is none of"),
-            (json!({"disaggregation_transfer_backend": "mooncake"}), "--disaggregation-transfer-backend nixl"),
-            (json!({"disaggregation_transfer_backend": null}), "by nothing"),
+            (
+                json!({"disaggregation_mode": "encode"}),
+                "\"encode\" is none of",
+            ),
+            (
+                json!({"disaggregation_transfer_backend": "mooncake"}),
+                "--disaggregation-transfer-backend nixl",
+            ),
+            (
+                json!({"disaggregation_transfer_backend": null}),
+                "by nothing",
+            ),
             (json!({"pp_size": 2}), "pipeline stages"),
-            (json!({"disaggregation_bootstrap_port": null}), "disaggregation_bootstrap_port"),
-            (json!({"dp_size": 2, "load_balance_method": "round_robin"}), "--load-balance-method"),
+            (
+                json!({"disaggregation_bootstrap_port": null}),
+                "disaggregation_bootstrap_port",
+            ),
+            (
+                json!({"dp_size": 2, "load_balance_method": "round_robin"}),
+                "--load-balance-method",
+            ),
         ] {
             let why = role(&told(changes)).unwrap_err().to_string();
             assert!(why.contains(part), "{why}");
@@ -148,7 +166,10 @@ mod tests {
         for (changes, part) in [
             (json!({"version": "0.5.22"}), "not with 0.5.22"),
             (json!({"page_size": 1}), "--page-size 16"),
-            (json!({"kv_events_config": "{\"publisher\":\"zmq\"}"}), "dynamo"),
+            (
+                json!({"kv_events_config": "{\"publisher\":\"zmq\"}"}),
+                "dynamo",
+            ),
             (json!({"nnodes": 2, "dp_size": 4}), "other hosts"),
         ] {
             let said = warnings(&told(changes));

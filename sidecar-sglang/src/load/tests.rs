@@ -22,7 +22,14 @@ fn what_was_published_is_read() {
         let stat = LoadStat::read(Message::published(&frames).unwrap().payload).unwrap();
         let told = |at: usize| line["decoded"][at].as_u64().unwrap();
         assert_eq!(
-            [stat.running, stat.waiting, stat.used_tokens, stat.all_tokens, u64::from(stat.rank), stat.waiting_tokens],
+            [
+                stat.running,
+                stat.waiting,
+                stat.used_tokens,
+                stat.all_tokens,
+                u64::from(stat.rank),
+                stat.waiting_tokens
+            ],
             [1, 2, 3, 4, 5, 6].map(told)
         );
         busy += stat.running + stat.waiting;
@@ -84,7 +91,10 @@ fn a_stream_goes_before_and_is_enough() {
         let load = told(answered.as_ref(), Some(vec![stat]), 16);
         let running = load.report.running.unwrap();
         assert_eq!((running.value, running.from), (7, Origin::EngineStream));
-        assert_eq!((load.report.free.unwrap().value[0].blocks, load.work), (6, work));
+        assert_eq!(
+            (load.report.free.unwrap().value[0].blocks, load.work),
+            (6, work)
+        );
     }
     assert_eq!(told(None, None, 16), EngineLoad::default());
 }
