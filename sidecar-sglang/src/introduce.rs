@@ -17,6 +17,9 @@ use crate::refusal;
 use crate::server_info::ServerInfo;
 use crate::worker_info::info;
 
+/// What comes between the parts of a content that becomes one string (0.5.23, `process_content_for_template_format`).
+const PART_SEPARATOR: &str = " ";
+
 /// What does not change while an engine lives, and is asked for once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Fixed {
@@ -170,6 +173,7 @@ fn prompts(server: &ServerInfo, directory: Option<&Path>) -> Result<PromptConfig
             content_format: None,
             default_template_arguments: arguments.map(ToString::to_string),
             exclude_tools_when_not_chosen: false,
+            part_separator: Some(PART_SEPARATOR.to_owned()),
         },
     })
 }
