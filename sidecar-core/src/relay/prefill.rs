@@ -16,13 +16,7 @@ use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE as CONTENT_TYPE_HEADER;
-<<<<<<< HEAD
-use http::{HeaderValue, Request, Response, StatusCode};
-use http_body::Frame;
-use http_body_util::{BodyExt, StreamBody};
-=======
-use http::{Request, Response};
->>>>>>> 7500be2450476ff822007ad2124024f0324cda1e
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tracing::Instrument;
@@ -34,13 +28,8 @@ use super::leg::{
     is_judgement, send,
 };
 use crate::core::Core;
-<<<<<<< HEAD
-use crate::engine::{Engine, Offer, Prefilled};
-use crate::ledger::{Ledger, OpenLeg, Unread, Wanted};
-=======
 use crate::engine::{Attached, Engine, Offer, Prefilled};
-use crate::ledger::{OpenLeg, Wanted};
->>>>>>> 7500be2450476ff822007ad2124024f0324cda1e
+use crate::ledger::{OpenLeg, Unread, Wanted};
 
 /// Largest answer to a prefill. It may echo the prompt and its token ids.
 const MAX_ANSWER: usize = 64 << 20;
