@@ -169,6 +169,7 @@ impl E2eStep {
     fn is_for(self, engine: EngineKind) -> bool {
         let of_vllm_alone = [
             Self::Transfer,
+            Self::Tokens,
             Self::Conformance,
             Self::Tickets,
             Self::Churn,

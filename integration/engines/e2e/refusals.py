@@ -248,11 +248,10 @@ def check_allowed(report: Report, router: str, model: str) -> None:
 
 def check_alive(report: Report, engine: str, model: str, seed: int) -> None:
     try:
-        get_text(f"{engine}/health")
         answer = send(openai_client(engine), model, make_workloads(2, seed)[0])
-        report.check(f"engine {engine} is alive and answers", answer.error is None, answer.error or "")
+        report.check(f"{engine} lives and answers", answer.error is None, answer.error or "")
     except OSError as error:
-        report.check(f"engine {engine} is alive and answers", False, error_text(error))
+        report.check(f"{engine} lives and answers", False, error_text(error))
 
 
 def main() -> None:

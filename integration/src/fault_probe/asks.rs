@@ -5,7 +5,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
-use super::seat::{BLOCK, PREFILL_BLOCKS};
+use super::seat::BLOCK;
 use super::stand::TOKEN;
 use crate::real::http;
 
@@ -21,12 +21,6 @@ pub const USUAL_BLOCKS: usize = SHORT.div_ceil(BLOCK);
 /// Prompt tokens of a request that takes the prefill engine a dozen steps.
 const LONG: usize = 43 * BLOCK + 7;
 
-/// Prompt tokens that SGLang's prefill engine has no room for; its decode engine has.
-const TOO_LONG: usize = (PREFILL_BLOCKS + 10) * BLOCK;
-
-/// Prompt tokens that its second decode engine has no room for; everybody else has.
-const RATHER_LONG: usize = 70 * BLOCK;
-
 /// Tokens of a usual answer.
 const FEW: u32 = 12;
 
@@ -38,6 +32,8 @@ const MANY: u32 = 400;
 pub struct Ask {
     prompt: Vec<u32>,
     max_tokens: u32,
+    /// Something else that is wanted.
+    more: Option<(&'static str, Value)>,
     /// Whether the answer comes piece by piece.
     pub stream: bool,
 }
@@ -45,14 +41,25 @@ pub struct Ask {
 impl Ask {
     /// The request's body.
     pub fn body(&self, model: &str) -> Value {
-        json!({
+        let mut body = json!({
             "model": model,
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
             "ignore_eos": true,
             "temperature": 0,
             "stream": self.stream,
-        })
+        });
+        if let Some((key, value)) = &self.more {
+            body[*key] = value.clone();
+        }
+        body
+    }
+
+    /// The same, with something else wanted.
+    #[must_use]
+    pub fn wanting(mut self, key: &'static str, value: Value) -> Self {
+        self.more = Some((key, value));
+        self
     }
 
     /// What an engine says to it whole that computes all of it by itself: nobody else uses the salt.
@@ -112,21 +119,12 @@ impl Workload {
         self.ask(SHORT, MANY, stream)
     }
 
-    /// A prompt that the prefill engine refuses, and the decode engine would not.
-    pub fn too_long(&mut self, stream: bool) -> Ask {
-        self.ask(TOO_LONG, FEW, stream)
-    }
-
-    /// A prompt that the second decode engine refuses, and the prefill engine does not.
-    pub fn rather_long(&mut self, stream: bool) -> Ask {
-        self.ask(RATHER_LONG, FEW, stream)
-    }
-
     fn ask(&mut self, prompt: usize, max_tokens: u32, stream: bool) -> Ask {
         let prompt = (0..prompt).map(|_| self.0.random_range(TOKENS)).collect();
         Ask {
             prompt,
             max_tokens,
+            more: None,
             stream,
         }
     }

@@ -72,11 +72,8 @@ impl<'a> Scene<'a> {
     /// Begins a row.
     pub fn enter(&mut self, row: &'static str) -> Result<()> {
         self.row = row;
-        let runs = |wanted: fn(Part) -> bool| {
-            let mut workers = self.stand.workers();
-            workers.any(|(_, seat)| wanted(seat.part))
-        };
-        if runs(|part| part == Part::Prefill) && runs(Part::decodes) {
+        let runs = |wanted: Part| self.stand.workers().any(|(_, seat)| seat.part == wanted);
+        if runs(Part::Prefill) && runs(Part::Decode) {
             self.recover()?;
         }
         self.asked.clear();
@@ -346,7 +343,10 @@ impl<'a> Scene<'a> {
         }
         let router = self.stand.router_url();
         let model = self.stand.parts.model.clone();
-        let decodes = self.stand.workers().filter(|(_, seat)| seat.part.decodes());
+        let decodes = self
+            .stand
+            .workers()
+            .filter(|(_, seat)| seat.part == Part::Decode);
         let workers: Vec<(Who, &str)> = decodes.map(|(who, seat)| (who, seat.name)).collect();
         for (who, worker) in workers {
             self.stand.wait_until_ready(&[who])?;
@@ -371,7 +371,8 @@ impl<'a> Scene<'a> {
         let mut found = None;
         self.until("somebody decodes", || {
             for (who, seat) in self.stand.workers() {
-                if seat.part.decodes() && look::in_flight(&seat.sidecar_url(), "decode")? > 0 {
+                if seat.part == Part::Decode && look::in_flight(&seat.sidecar_url(), "decode")? > 0
+                {
                     found = Some(who);
                 }
             }

@@ -23,9 +23,6 @@ const DECODE_PLACES: usize = 4;
 /// Longest sequence.
 pub const MAX_LENGTH: usize = 2048;
 
-/// The same of SGLang: longer than what its prefill engine has room for, so that it refuses some prompts by itself.
-pub const SGLANG_MAX_LENGTH: usize = 4096;
-
 /// What an engine does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -33,8 +30,6 @@ pub enum Part {
     Prefill,
     /// Generates from the KV of others.
     Decode,
-    /// The same, and it refuses prompts that others take.
-    SmallDecode,
     /// Answers alone; nobody but the probe knows it.
     Reference,
 }
@@ -47,11 +42,6 @@ struct Size {
 }
 
 impl Part {
-    /// It generates from the KV of others.
-    pub fn decodes(self) -> bool {
-        matches!(self, Self::Decode | Self::SmallDecode)
-    }
-
     fn size(self) -> Size {
         match self {
             // Small steps, so that a long prompt takes several of them and can be given up in between.
@@ -62,11 +52,6 @@ impl Part {
             },
             Self::Decode => Size {
                 blocks: 256,
-                sequences: DECODE_PLACES,
-                step: 512,
-            },
-            Self::SmallDecode => Size {
-                blocks: 64,
                 sequences: DECODE_PLACES,
                 step: 512,
             },
@@ -81,7 +66,7 @@ impl Part {
     fn disaggregation_mode(self) -> Option<&'static str> {
         match self {
             Self::Prefill => Some("prefill"),
-            Self::Decode | Self::SmallDecode => Some("decode"),
+            Self::Decode => Some("decode"),
             Self::Reference => None,
         }
     }
@@ -89,7 +74,7 @@ impl Part {
     fn kv_role(self) -> Option<&'static str> {
         match self {
             Self::Prefill => Some("kv_producer"),
-            Self::Decode | Self::SmallDecode => Some("kv_consumer"),
+            Self::Decode => Some("kv_consumer"),
             Self::Reference => None,
         }
     }
@@ -220,7 +205,7 @@ impl Seat {
         } = self.part.size();
         command.args([
             "--context-length",
-            &SGLANG_MAX_LENGTH.to_string(),
+            &MAX_LENGTH.to_string(),
             "--page-size",
             &BLOCK.to_string(),
             "--max-total-tokens",
@@ -229,6 +214,9 @@ impl Seat {
             &sequences.to_string(),
             "--chunked-prefill-size",
             &step.to_string(),
+            // What it is doing is looked at, and is told every so many steps.
+            "--load-snapshot-publish-interval",
+            "1",
         ]);
         let Some(mode) = self.part.disaggregation_mode() else {
             return;
@@ -240,8 +228,14 @@ impl Seat {
                 "--disaggregation-bootstrap-port",
                 &self.meeting_at.port().to_string(),
             ]),
-            // The usual place for what is put aside is memory that only a GPU's driver can pin.
-            _ => command.args(["--disaggregation-decode-retraction-backup", "cpu_tensor"]),
+            // The usual place for what is put aside is memory that only a GPU's driver can pin. Of the others, the first has it
+            // take requests that prefill refuses, and the second refuse some that prefill takes.
+            _ => command.args([
+                "--disaggregation-decode-retraction-backup",
+                "cpu_tensor",
+                "--enable-return-hidden-states",
+                "--abort-on-priority-when-disabled",
+            ]),
         };
     }
 

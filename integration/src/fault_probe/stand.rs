@@ -50,7 +50,7 @@ pub enum Who {
     Prefill,
     /// The decode engine of most rows: a request whose KV it cannot fetch fails.
     Decode,
-    /// Another one, which joins the fleet late. vLLM's computes what it cannot fetch, SGLang's has room for less.
+    /// Another one, which joins the fleet late. vLLM's computes what it cannot fetch.
     OtherDecode,
     /// Answers alone.
     Reference,
@@ -69,15 +69,12 @@ pub struct Stand {
 impl Stand {
     /// Nothing runs yet.
     pub fn new(parts: Parts) -> Self {
-        let other = match parts.kind {
-            Kind::Vllm => Seat::new("other-decode", Part::Decode, "recompute"),
-            Kind::Sglang => Seat::new("other-decode", Part::SmallDecode, ""),
-        };
         let mut seats = vec![
             (Who::Prefill, Seat::new("prefill", Part::Prefill, "fail")),
             (Who::Decode, Seat::new("decode", Part::Decode, "fail")),
         ];
         if parts.whole {
+            let other = Seat::new("other-decode", Part::Decode, "recompute");
             seats.push((Who::OtherDecode, other));
         }
         // SGLang's decode engine answers nobody alone.

@@ -30,9 +30,9 @@ pub(super) fn bare_command<'a>(python: &'a str, model: &'a str) -> Vec<&'a str> 
         "--cuda-graph-backend-prefill",
         "disabled",
         "--disable-overlap-schedule",
-        // Of the machine's memory; the pool's size is set in tokens.
+        // Of the memory that is free as it starts, which others take at the same time. The pool is bounded in tokens.
         "--mem-fraction-static",
-        "0.05",
+        "0.5",
         // Hits are compared, and so are what engines hold and run.
         "--enable-cache-report",
         "--enable-metrics",

@@ -76,8 +76,8 @@ const SGLANG: &[Row] = &[
     row("client gone before a leg is done", rooms::left_early),
     row("client gone while decode stands still", rooms::left_late),
     row("client gone in the answer", left::in_the_answer),
-    row("prompt that prefill refuses alone", rooms::prefill_refuses).in_smoke(),
-    row("prompt that decode refuses alone", rooms::decode_refuses),
+    row("request that prefill refuses alone", rooms::prefill_refuses).in_smoke(),
+    row("request that decode refuses alone", rooms::decode_refuses),
     row("more requests than decode has places for", rooms::crowd),
     row("decode frozen", decode::frozen),
     row(
@@ -90,7 +90,10 @@ const SGLANG: &[Row] = &[
         "prefill's sidecar killed between the legs",
         rooms::sidecar_killed,
     ),
-    row("router killed while tickets are claimed", router::killed),
+    row(
+        "router killed while tickets are claimed",
+        rooms::router_killed,
+    ),
     row(
         "decode killed before its first token",
         decode::killed_before,

@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use serde_json::{Value, json};
 
 use super::crowd;
 use crate::fault_probe::asks::Ask;
-use crate::fault_probe::call::Call;
+use crate::fault_probe::call::{Call, Ended};
 use crate::fault_probe::quiet::SOON;
 use crate::fault_probe::scene::{Asked, Scene, soon};
 use crate::fault_probe::stand::Who;
@@ -16,11 +17,14 @@ use crate::fault_probe::verdict::Verdict;
 /// Whoever cannot be served is told within this.
 const FAST: Duration = Duration::from_secs(10);
 
-/// The decode engine itself gives up what it cannot reach after about 14 s.
-const UNREACHABLE: Duration = Duration::from_secs(30);
+/// The decode engine itself gives up what it cannot reach after about 14 s, and a request is tried three times.
+const UNREACHABLE: Duration = Duration::from_secs(50);
 
 /// The engine looks every 4 s whether a connection is still there.
 const DISCONNECTED: Duration = Duration::from_secs(6);
+
+/// A router counts as gone when it has had no stream for 3 s, which is looked at once a second; then others are asked.
+const ROUTER_GONE: Duration = Duration::from_secs(6);
 
 /// An address of this machine that no engine listens at.
 const NOBODY: &str = "127.0.0.9";
@@ -56,46 +60,53 @@ pub(super) fn left_late(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The prefill engine has no room for the prompt and says so; nobody tells the decode engine but Baton.
+/// The prefill engine refuses what the decode engine was told to take; nobody tells the latter but Baton.
 pub(super) fn prefill_refuses(scene: &mut Scene<'_>) -> Result<()> {
+    refused(scene, "return_hidden_states", &json!(true), "400: ")
+}
+
+/// The decode engine refuses what the prefill engine takes, which would wait for it.
+pub(super) fn decode_refuses(scene: &mut Scene<'_>) -> Result<()> {
+    refused(scene, "priority", &json!(1), "")
+}
+
+fn refused(scene: &mut Scene<'_>, key: &'static str, value: &Value, begins: &str) -> Result<()> {
+    scene.of_all_kinds();
     for stream in [false, true] {
-        let ask = scene.workload.too_long(stream);
-        scene.of_all_kinds();
-        refused(scene, &ask, &[])?;
+        let ask = scene.workload.usual(stream).wanting(key, value.clone());
+        let (router, model) = (scene.stand.router_at(), &scene.stand.parts.model);
+        let since = Instant::now();
+        let ended = Call::begin(router, model, &ask)?.finish();
+        // Nobody may say anything to it.
+        let verdict = Verdict::of(&ended, "");
+        let kind = if stream { "stream" } else { "whole" };
+        let honest = matches!(&verdict, Verdict::Honest(why) if why.starts_with(begins));
+        let detail = format!("{verdict:?}");
+        scene.check(&format!("an error ({kind})"), honest, &detail);
+        in_time(scene, &format!("it comes soon ({kind})"), since, FAST);
         scene.quiet_since(Instant::now())?;
     }
     Ok(())
 }
 
-/// The decode engine does, and the prefill engine would wait for it.
-pub(super) fn decode_refuses(scene: &mut Scene<'_>) -> Result<()> {
-    scene.join(Who::OtherDecode)?;
-    let route = [("baton-route", "split=prefill,other-decode")];
-    for stream in [false, true] {
-        let ask = scene.workload.rather_long(stream);
-        refused(scene, &ask, &route)?;
-        let since = Instant::now();
-        scene.quiet(&[Who::Prefill, Who::OtherDecode].map(|who| soon(who, since, SOON)))?;
-    }
-    scene.stand.kill_sidecar(Who::OtherDecode)?;
-    scene.stand.wait_until_gone(Who::OtherDecode)
-}
-
-fn refused(scene: &Scene<'_>, ask: &Ask, headers: &[(&str, &str)]) -> Result<()> {
-    let (router, model) = (scene.stand.router_at(), &scene.stand.parts.model);
-    let since = Instant::now();
-    let ended = Call::begin_by(router, model, ask, headers)?.finish();
-    // What an engine would say to it that takes it is not asked: nobody may say anything.
-    let verdict = Verdict::of(&ended, "");
-    let kind = if ask.stream { "stream" } else { "whole" };
-    let honest = matches!(verdict, Verdict::Honest(_));
-    scene.check(
-        &format!("an error ({kind})"),
-        honest,
-        &format!("{verdict:?}"),
-    );
-    in_time(scene, &format!("it comes soon ({kind})"), since, FAST);
-    Ok(())
+/// The router dies while the decode engine stands still.
+pub(super) fn router_killed(scene: &mut Scene<'_>) -> Result<()> {
+    let asked = scene.usual(true)?;
+    let call = scene.held_by_decode(&asked)?;
+    scene.stand.kill_router();
+    let ended = call.finish();
+    let alone = matches!(ended, Ended::Silently);
+    scene.check("its client is alone", alone, &format!("{ended:?}"));
+    scene.stand.engine(Who::Decode)?.thaw()?;
+    let thawed = Instant::now();
+    scene.stand.start_router()?;
+    scene.free(&[Who::Decode, Who::Prefill].map(|who| soon(who, thawed, ROUTER_GONE)))?;
+    let both = [Who::Prefill, Who::Decode];
+    scene.stand.wait_until_ready(&both)?;
+    let again = scene.usual(false)?;
+    let ended = scene.begin(&again)?.finish();
+    scene.judge_split("the next router serves", &again, &ended);
+    scene.quiet_since(Instant::now())
 }
 
 /// More at once than decode has places for: prefill waits, and nobody is turned away.
