@@ -37,6 +37,8 @@ pub struct Standing<'a> {
     pub cached: Cached,
     /// Where it stands.
     pub place: &'a Place,
+    /// Requests before this one that are not given to it yet because they wait for room in it.
+    pub ahead: u32,
     /// It was set apart for decode, whose tokens are to come evenly.
     pub guarded: bool,
     /// Seconds that computing the prompt here counts as more: somewhere else it would be kept together with what it

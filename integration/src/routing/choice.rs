@@ -113,6 +113,7 @@ impl Scene {
                 ..Cached::default()
             },
             place: &self.places[at],
+            ahead: 0,
             guarded: at >= WORKERS,
             penalty: 0.0,
         };

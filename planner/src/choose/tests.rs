@@ -40,6 +40,7 @@ impl Fleet {
                 ..Cached::default()
             },
             place: &self.place,
+            ahead: 0,
             guarded: false,
             penalty: 0.0,
         });

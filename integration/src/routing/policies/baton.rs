@@ -163,6 +163,7 @@ impl Baton {
             limits: known.limits,
             cached: known.cached(request, cached.blocks),
             place: &self.place,
+            ahead: 0,
             guarded: facts.role == Role::Decode,
             penalty: 0.0,
         });
@@ -236,6 +237,7 @@ impl Baton {
             limits,
             cached: Cached::default(),
             place: &self.place,
+            ahead: 0,
             guarded: false,
             penalty: 0.0,
         };
