@@ -72,7 +72,11 @@ impl Connection {
             };
             let mode = *engine.inner.http_mode.lock().unwrap();
             let after = match mode {
-                Http::Normal | Http::SlowHealth(_) => {
+                Http::MuteTokenizer if request.path == "/tokenize" => {
+                    self.gone().await;
+                    After::Close
+                }
+                Http::Normal | Http::SlowHealth(_) | Http::MuteTokenizer => {
                     routes::route(self, engine, life, &request).await
                 }
                 Http::Garbage => {
