@@ -14,6 +14,8 @@ use super::*;
 use crate::fleet::Admission;
 use crate::fleet::testing::{dead, hear, snapshot, worker};
 use crate::prefill::bypass::Facts;
+use crate::queue::Ahead;
+use crate::tokens::Known;
 use crate::view::tests::info;
 use crate::view::{Prediction, Prompt, predict};
 
@@ -25,6 +27,9 @@ fn facts() -> Facts {
         local: None,
         prompt_tokens: TOKENS.into(),
         prompt: Some(Prompt::new((0..TOKENS).collect(), "")),
+        text: None,
+        known: Known::Given,
+        because: None,
     }
 }
 
@@ -57,6 +62,7 @@ struct Scene {
     prediction: Prediction,
     lessons: Lessons,
     wish: Wish,
+    ahead: Ahead,
 }
 
 impl Scene {
@@ -69,6 +75,7 @@ impl Scene {
             prediction,
             lessons: Lessons::default(),
             wish: Wish::default(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -79,6 +86,7 @@ impl Scene {
             prediction: &self.prediction,
             lessons: &self.lessons,
             wish: &self.wish,
+            ahead: &self.ahead,
         }
     }
 

@@ -10,8 +10,8 @@ use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use serde_json::Value;
 
-use crate::tokens::Tokenised;
-use crate::view::{Prompt, counted_token_ids};
+use crate::tokens::{Known, Tokenised};
+use crate::view::{BYTES_PER_TOKEN, Prompt, Text, counted_token_ids};
 
 /// What a plan needs to know of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,10 +24,13 @@ pub struct Facts {
     pub prompt_tokens: u64,
     /// Its prompt in tokens, if that is known.
     pub prompt: Option<Prompt>,
+    /// Its text, where no files make tokens of it.
+    pub text: Option<Text>,
+    /// What is known of its prompt.
+    pub known: Known,
+    /// Why no more is.
+    pub because: Option<&'static str>,
 }
-
-/// Bytes of JSON per token of text, roughly, for English.
-const BYTES_PER_TOKEN: u64 = 4;
 
 /// The facts of a request of whose prompt this is known.
 pub fn facts(request: &ClientRequest, tokenised: Tokenised) -> Facts {
@@ -43,6 +46,9 @@ pub fn facts(request: &ClientRequest, tokenised: Tokenised) -> Facts {
         local: local_reason(request.route(), &object).or(tokenised.local),
         prompt_tokens: prompt_tokens.max(1),
         prompt,
+        text: tokenised.text,
+        known: tokenised.known,
+        because: tokenised.because,
     }
 }
 
@@ -137,6 +143,8 @@ pub fn shown(facts: &Facts) -> Value {
         "model": facts.model,
         "prompt_tokens_estimated": facts.prompt_tokens,
         "prompt_tokens_known": facts.prompt.is_some(),
+        "prompt_by": facts.known.word(),
+        "prompt_by_because": facts.because,
         "local_because": facts.local,
     })
 }
@@ -149,7 +157,7 @@ mod tests {
         let request = ClientRequest::new(route, body.to_owned().into()).unwrap();
         let tokenised = Tokenised {
             prompt: Prompt::given(&request),
-            local: None,
+            ..Tokenised::default()
         };
         facts(&request, tokenised)
     }

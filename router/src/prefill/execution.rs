@@ -96,7 +96,7 @@ pub async fn prefill(
         Ok(Followed::Ticket(ticket, rest)) => {
             release.exists(&ticket, decode);
             reservation.prefilled();
-            reservation.booked().held();
+            reservation.held();
             spent.computed();
             let held = Held {
                 ticket: *ticket,

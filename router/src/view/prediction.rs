@@ -9,6 +9,7 @@ use baton_proto::WorkerId;
 use serde_json::{Value, json};
 
 use super::prompt::{Naming, Prompt};
+use super::text::{PIECE_TOKENS, Text};
 use crate::fleet::{Snapshot, Worker, WorkerView};
 
 /// What a prediction rests on.
@@ -111,9 +112,9 @@ pub struct Foretold {
 /// One worker's part of a prediction.
 #[derive(Debug, Clone)]
 struct Forecast {
-    foretold: Foretold,
-    /// The prompt's blocks, as this worker names them.
-    blocks: Arc<[u64]>,
+    cached: Cached,
+    /// If the prompt's tokens are known: what can be compared, and its blocks as this worker names them.
+    by_tokens: Option<(Foretold, Arc<[u64]>)>,
 }
 
 impl Foretold {
@@ -124,25 +125,32 @@ impl Foretold {
     }
 }
 
-/// How much of one prompt each worker has, in the order of their ids.
+/// How much of one prompt each worker has.
 #[derive(Debug, Clone, Default)]
-pub struct Prediction(Vec<(WorkerId, Forecast)>);
+pub struct Prediction {
+    /// In the order of their ids.
+    workers: Vec<(WorkerId, Forecast)>,
+    /// Pieces of the request's text that whoever computes it will have.
+    text: Option<Arc<[u64]>>,
+}
 
 impl Prediction {
     /// What a worker has; nothing if that is not known.
     pub fn cached(&self, worker: &WorkerId) -> Cached {
         self.forecast(worker)
-            .map_or_else(Cached::default, |forecast| forecast.foretold.cached)
+            .map_or_else(Cached::default, |forecast| forecast.cached)
     }
 
     fn forecast(&self, worker: &WorkerId) -> Option<&Forecast> {
-        let at = self.0.binary_search_by(|(id, _)| id.cmp(worker)).ok()?;
-        Some(&self.0[at].1)
+        let by_id = |(id, _): &(WorkerId, Forecast)| id.cmp(worker);
+        let at = self.workers.binary_search_by(by_id).ok()?;
+        Some(&self.workers[at].1)
     }
 
     /// What is foretold of the request at a worker, if anything is.
     pub fn foretold(&self, worker: &WorkerId) -> Option<Foretold> {
-        self.forecast(worker).map(|forecast| forecast.foretold)
+        let by_tokens = self.forecast(worker)?.by_tokens.as_ref();
+        by_tokens.map(|(foretold, _)| *foretold)
     }
 
     /// What the engine must report, if that can be told.
@@ -152,7 +160,20 @@ impl Prediction {
 
     /// The prompt's blocks, as this worker names them.
     pub fn blocks(&self, worker: &Worker) -> Option<&Arc<[u64]>> {
-        self.forecast(worker.id()).map(|forecast| &forecast.blocks)
+        let by_tokens = self.forecast(worker.id())?.by_tokens.as_ref();
+        by_tokens.map(|(_, blocks)| blocks)
+    }
+
+    /// Pieces of the request's text that whoever computes it will have, where texts are what is compared.
+    pub fn text(&self) -> Option<&Arc<[u64]>> {
+        self.text.as_ref()
+    }
+
+    /// Whoever computes the request will have this text.
+    #[must_use]
+    pub fn noting(mut self, text: Option<&Text>) -> Self {
+        self.text = text.map(|text| Arc::clone(text.pieces()));
+        self
     }
 }
 
@@ -196,19 +217,54 @@ pub fn predict(
             chains.len() - 1
         });
         let chain = &chains[at];
+        let cached = chain.cached(worker);
+        let foretold = Foretold {
+            tokens: prompt.tokens(),
+            cached,
+            block_size: naming.block_size,
+            comparable: prompt.is_single(),
+            unwatched: worker.known_ranks().is_empty(),
+        };
         let forecast = Forecast {
-            foretold: Foretold {
-                tokens: prompt.tokens(),
-                cached: chain.cached(worker),
-                block_size: naming.block_size,
-                comparable: prompt.is_single(),
-                unwatched: worker.known_ranks().is_empty(),
-            },
-            blocks: Arc::clone(&chain.blocks),
+            cached,
+            by_tokens: Some((foretold, Arc::clone(&chain.blocks))),
         };
         forecasts.push((worker.id().clone(), forecast));
     }
-    Prediction(forecasts)
+    Prediction {
+        workers: forecasts,
+        text: None,
+    }
+}
+
+/// How much of a prompt of roughly so many tokens each worker may have, by the text that it is made of: what begins alike was
+/// computed there lately. Nothing of that is known, and nothing is compared with what the engine reports.
+pub fn predict_by_text(
+    snapshot: &Snapshot,
+    model: Option<&str>,
+    text: &Text,
+    tokens: u64,
+) -> Prediction {
+    let forecast = |view: &WorkerView| {
+        let serves = model.is_none_or(|model| view.serves(model));
+        let trusted = serves && !view.worker.is_quarantined();
+        let pieces = trusted.then(|| view.worker.texts().matching(text.pieces()))?;
+        let likely = (pieces * PIECE_TOKENS).min(tokens.saturating_sub(1));
+        let cached = Cached {
+            likely,
+            basis: Basis::Approximate,
+            ..Cached::default()
+        };
+        let forecast = Forecast {
+            cached,
+            by_tokens: None,
+        };
+        (likely > 0).then(|| (view.id().clone(), forecast))
+    };
+    Prediction {
+        workers: snapshot.workers.iter().filter_map(forecast).collect(),
+        text: None,
+    }
 }
 
 /// How a worker will name the prompt's blocks. In a quarantine it does so in a way that nobody else knows.

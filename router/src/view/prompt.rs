@@ -48,26 +48,19 @@ impl Prompt {
         Self::tokenised(request, tokens)
     }
 
-    /// The prompt of a request of which these tokens are made. `None` if the engine would not look into its cache for it:
-    /// logprobs of a prompt have all of it computed (vLLM 0.32.0, `skip_reading_prefix_cache`).
+    /// The prompt of a request of which these tokens are made. `None` if the engine would not look into its cache for it.
     pub fn tokenised(request: &ClientRequest, tokens: Vec<u32>) -> Option<Self> {
         let object = request.object();
-        let is_on = |key: &str| {
-            object
-                .get_set(key)
-                .is_some_and(|raw| !matches!(raw, "false" | "0"))
-        };
-        let echoed = is_on("echo") && object.get_set("logprobs").is_some();
-        let another = OTHER_PROMPT.iter().any(|key| object.get_set(key).is_some());
-        if another || echoed || object.get_set("prompt_logprobs").is_some() {
+        if !may_be_cached(&object) {
             return None;
         }
         let salt = match object.get_set("cache_salt") {
             None => String::new(),
             Some(_) => object.get_as("cache_salt")?,
         };
-        let is_one =
-            |key: &str| !is_on(key) || object.get_as::<u64>(key).is_some_and(|count| count == 1);
+        let is_one = |key: &str| {
+            !is_on(&object, key) || object.get_as::<u64>(key).is_some_and(|count| count == 1)
+        };
         let single = is_one("n") && is_one("best_of") && is_one("use_beam_search");
         let sane = (1..=MOST_TOKENS).contains(&tokens.len());
         sane.then(|| Self {
@@ -115,6 +108,19 @@ impl Prompt {
     pub(super) fn usable(&self, naming: Naming) -> u64 {
         self.tokens().saturating_sub(1) / u64::from(naming.block_size)
     }
+}
+
+fn is_on(object: &RawObject<'_>, key: &str) -> bool {
+    let raw = object.get_set(key);
+    raw.is_some_and(|raw| !matches!(raw, "false" | "0"))
+}
+
+/// Whether the engine computes the prompt that is given, and looks into its cache for it: logprobs of a prompt have all of it
+/// computed (vLLM 0.32.0, `skip_reading_prefix_cache`).
+pub(super) fn may_be_cached(object: &RawObject<'_>) -> bool {
+    let echoed = is_on(object, "echo") && object.get_set("logprobs").is_some();
+    let another = OTHER_PROMPT.iter().any(|key| object.get_set(key).is_some());
+    !another && !echoed && object.get_set("prompt_logprobs").is_none()
 }
 
 /// A list of token ids, or a list of one such list.

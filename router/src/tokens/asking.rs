@@ -1,0 +1,238 @@
+//! The engine's own tokens of a prompt, where no files make them: asked for when that is worth it, and not waited for beyond a
+//! small part of what computing the prompt would take.
+//!
+//! A question that is not answered in time is still heard to its end, so that the same prompt is known when it comes again, and
+//! so that what asking takes is learnt ([`Record`]). Who does not answer, or too late, is not asked for a while.
+
+mod question;
+mod record;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use baton_planner::Work;
+use baton_proto::request::ClientRequest;
+use baton_proto::{Error, ErrorKind, WorkerId};
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use self::question::{Key, Question};
+use self::record::Record;
+use super::BYTES_PER_TOKEN;
+use crate::calls::Calls;
+use crate::fleet::{Snapshot, Worker, WorkerState, WorkerView};
+use crate::metrics::Metrics;
+
+/// Part of a prompt's computing that may be waited for its tokens: what they are worth is a part of it, too.
+const SHARE: f64 = 0.1;
+
+/// Tokens of answers that are remembered, 32 MiB of them.
+const MOST_REMEMBERED: u64 = 8 << 20;
+
+/// How long an answer is believed: an engine may begin anew with another tokenizer under the same name.
+const BELIEVED: Duration = Duration::from_secs(600);
+
+/// Words for what became of asking an engine for tokens.
+pub const ASKED: [&str; 6] = [
+    "answered",
+    "remembered",
+    "late",
+    "refused",
+    "failed",
+    "avoided",
+];
+
+/// An answer, and when it came.
+type Told = (Instant, Arc<[u32]>);
+
+#[derive(Debug, Clone)]
+struct ByTokens;
+
+impl Weighter<Key, Told> for ByTokens {
+    fn weight(&self, _: &Key, told: &Told) -> u64 {
+        told.1.len() as u64 + 32
+    }
+}
+
+/// Asks engines for the tokens of prompts.
+pub(super) struct Asking {
+    calls: Calls,
+    metrics: Metrics,
+    /// The most that is waited, whatever a prompt is worth. None if nobody is to be asked.
+    longest: Option<Duration>,
+    remembered: Cache<Key, Told, ByTokens>,
+    records: Mutex<HashMap<WorkerId, Record>>,
+}
+
+/// Who is asked, and how long that may take.
+struct Chosen {
+    worker: Arc<Worker>,
+    patience: Duration,
+}
+
+impl Asking {
+    pub(super) fn new(calls: Calls, metrics: Metrics, longest: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            calls,
+            metrics,
+            longest: (!longest.is_zero()).then_some(longest),
+            remembered: Cache::with_weighter(1024, MOST_REMEMBERED, ByTokens),
+            records: Mutex::default(),
+        })
+    }
+
+    /// The tokens of a request's prompt, if they are worth asking for and come in time.
+    pub(super) async fn tokens(
+        self: &Arc<Self>,
+        request: &ClientRequest,
+        model: Option<&str>,
+        snapshot: &Snapshot,
+    ) -> Option<Vec<u32>> {
+        let longest = self.longest?;
+        let question = Question::of(request)?;
+        if let Some((since, tokens)) = self.remembered.get(&question.key)
+            && since.elapsed() < BELIEVED
+        {
+            self.metrics.asked("remembered");
+            return Some(tokens.to_vec());
+        }
+        let Chosen { worker, patience } = self.choose(&question, model, snapshot, longest)?;
+        let (answer, answered) = oneshot::channel();
+        let asking = Arc::clone(self);
+        tokio::spawn(async move {
+            // Whoever asked may have gone on without.
+            let _ = answer.send(asking.ask(&worker, question, patience).await);
+        });
+        let in_time = tokio::time::timeout(patience, answered).await;
+        if in_time.is_err() {
+            self.metrics.asked("late");
+        }
+        Some(in_time.ok()?.ok()??.to_vec())
+    }
+
+    /// Somebody who would compute the prompt, the one with the fewest questions. Nobody if asking would take too long, and
+    /// nobody if there is only one who could be given the prompt anyway.
+    fn choose(
+        &self,
+        question: &Question,
+        model: Option<&str>,
+        snapshot: &Snapshot,
+        longest: Duration,
+    ) -> Option<Chosen> {
+        let serves = |view: &&WorkerView| {
+            let named = model.is_none_or(|model| view.serves(model));
+            view.state() == WorkerState::Ready && named
+        };
+        let able: Vec<&WorkerView> = snapshot.workers.iter().filter(serves).collect();
+        if able.len() < 2 {
+            return None;
+        }
+        let bytes = question.body.len();
+        let work = Work {
+            tokens: bytes as u64 / BYTES_PER_TOKEN,
+            cached: 0,
+        };
+        let takes = |view: &&WorkerView| view.worker.books().prefill_seconds(work);
+        let least = able.iter().map(takes).min_by(f64::total_cmp)?;
+        let patience =
+            Duration::try_from_secs_f64(least * SHARE).map_or(longest, |worth| worth.min(longest));
+        let (mut records, now) = (self.lock(), Instant::now());
+        let mut worth = false;
+        let free = able.into_iter().filter(|view| {
+            let record = records.entry(view.id().clone()).or_default();
+            let worth_it = record.is_worth(bytes, patience, now);
+            worth |= worth_it;
+            worth_it && record.may_be_asked(now)
+        });
+        let free: Vec<&WorkerView> = free.collect();
+        let running = |view: &&&WorkerView| records.get(view.id()).map_or(0, Record::running);
+        let chosen = free.iter().min_by_key(running);
+        let Some(chosen) = chosen else {
+            if worth {
+                self.metrics.asked("avoided");
+            }
+            return None;
+        };
+        records.entry(chosen.id().clone()).or_default().asked();
+        Some(Chosen {
+            worker: Arc::clone(&chosen.worker),
+            patience,
+        })
+    }
+
+    async fn ask(
+        &self,
+        worker: &Worker,
+        question: Question,
+        patience: Duration,
+    ) -> Option<Arc<[u32]>> {
+        let begun = Instant::now();
+        let bytes = question.body.len();
+        let answer = self.calls.tokenize(worker, question.body).await;
+        let took = begun.elapsed();
+        self.learn(worker.id(), bytes, took, patience, &answer);
+        self.metrics.tokens_told(took.as_secs_f64());
+        let in_time = took <= patience;
+        match answer {
+            Ok(tokens) => {
+                let tokens: Arc<[u32]> = tokens.into();
+                self.remembered
+                    .insert(question.key, (Instant::now(), Arc::clone(&tokens)));
+                if in_time {
+                    self.metrics.asked("answered");
+                }
+                Some(tokens)
+            }
+            Err(error) => {
+                if in_time {
+                    let refused = error.kind == ErrorKind::EngineRejected;
+                    self.metrics
+                        .asked(if refused { "refused" } else { "failed" });
+                }
+                tracing::debug!(worker = %worker.id(), %error, "an engine did not tell a prompt's tokens");
+                None
+            }
+        }
+    }
+
+    fn learn(
+        &self,
+        worker: &WorkerId,
+        bytes: usize,
+        took: Duration,
+        patience: Duration,
+        answer: &Result<Vec<u32>, Error>,
+    ) {
+        let (mut records, now) = (self.lock(), Instant::now());
+        let record = records.entry(worker.clone()).or_default();
+        let told = answer.is_ok() && took <= patience;
+        if let Some(avoided) = record.ended(bytes, took, told, now) {
+            tracing::warn!(%worker, seconds = avoided.as_secs_f64(), "its engine does not tell tokens in time: texts have to do meanwhile");
+        }
+    }
+
+    /// Forgets workers that are gone.
+    pub(super) fn sweep(&self, snapshot: &Snapshot) {
+        self.lock()
+            .retain(|worker, _| snapshot.place_of(worker).is_some());
+    }
+
+    /// In JSON, for operators.
+    pub(super) fn shown(&self) -> Value {
+        let (records, now) = (self.lock(), Instant::now());
+        let shown = records.iter().map(|(worker, record)| {
+            let mut shown = record.shown(now);
+            shown["worker"] = json!(worker);
+            shown
+        });
+        shown.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<WorkerId, Record>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
