@@ -6,6 +6,8 @@
     reason = "clippy sees no test in the functions beside the tests"
 )]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use baton_integration::client;
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::vllm::{Config, EventsConfig, Http};
@@ -169,10 +171,10 @@ async fn engines_that_do_not_tell_tokens_are_left_alone_and_asked_again() {
     for name in ["a", "b", "c"] {
         fleet.engine(name).http_mode(Http::MuteTokenizer);
     }
-    let mut turns = 0;
+    let turns = AtomicUsize::new(1);
     until("every engine to be left alone", || async {
-        turns += 1;
-        let told = planned(&fleet, "/v1/completions", &text(&words(turns, 4000))).await;
+        let turn = turns.fetch_add(1, Ordering::Relaxed);
+        let told = planned(&fleet, "/v1/completions", &text(&words(turn, 4000))).await;
         assert!(told.contains(" prompt_by=text "), "{told}");
         let view = fleet.view().await;
         let records = view["tokens_asked"].as_array().unwrap();

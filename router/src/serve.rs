@@ -254,7 +254,8 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
         if attempt.time_left().is_zero() {
             return Err(recovery.last.unwrap_or_else(too_late));
         }
-        let is_first = recovery.last.is_none();
+        // Whoever had its turn goes on where it is.
+        let is_first = recovery.last.is_none() && recovery.lessons.warm.is_none();
         let planned = match planned(attempt, &recovery.lessons, is_first).await {
             Ok(planned) => planned,
             // The reason why nobody is left says more than that nobody is.

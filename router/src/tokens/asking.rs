@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use baton_planner::Work;
 use baton_proto::request::ClientRequest;
-use baton_proto::{Error, ErrorKind, WorkerId};
+use baton_proto::{ErrorKind, WorkerId};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use serde_json::{Value, json};
@@ -102,16 +102,17 @@ impl Asking {
         }
         let Chosen { worker, patience } = self.choose(&question, model, snapshot, longest)?;
         let (answer, answered) = oneshot::channel();
-        let asking = Arc::clone(self);
+        let (asking, asked) = (Arc::clone(self), Arc::clone(&worker));
         tokio::spawn(async move {
             // Whoever asked may have gone on without.
-            let _ = answer.send(asking.ask(&worker, question, patience).await);
+            let _ = answer.send(asking.ask(&asked, question, patience).await);
         });
-        let in_time = tokio::time::timeout(patience, answered).await;
-        if in_time.is_err() {
+        let Ok(answer) = tokio::time::timeout(patience, answered).await else {
             self.metrics.asked("late");
-        }
-        Some(in_time.ok()?.ok()??.to_vec())
+            self.missed(worker.id());
+            return None;
+        };
+        Some(answer.ok()??.to_vec())
     }
 
     /// Somebody who would compute the prompt, the one with the fewest questions. Nobody if asking would take too long, and
@@ -174,24 +175,27 @@ impl Asking {
         let bytes = question.body.len();
         let answer = self.calls.tokenize(worker, question.body).await;
         let took = begun.elapsed();
-        self.learn(worker.id(), bytes, took, patience, &answer);
         self.metrics.tokens_told(took.as_secs_f64());
+        self.with(worker.id(), |record, now| record.ended(bytes, took, now));
+        // Of what comes too late whoever waited has taken note.
         let in_time = took <= patience;
         match answer {
             Ok(tokens) => {
                 let tokens: Arc<[u32]> = tokens.into();
-                self.remembered
-                    .insert(question.key, (Instant::now(), Arc::clone(&tokens)));
+                let told = (Instant::now(), Arc::clone(&tokens));
+                self.remembered.insert(question.key, told);
                 if in_time {
                     self.metrics.asked("answered");
+                    self.with(worker.id(), |record, _| record.told());
                 }
                 Some(tokens)
             }
             Err(error) => {
                 if in_time {
                     let refused = error.kind == ErrorKind::EngineRejected;
-                    self.metrics
-                        .asked(if refused { "refused" } else { "failed" });
+                    let outcome = if refused { "refused" } else { "failed" };
+                    self.metrics.asked(outcome);
+                    self.missed(worker.id());
                 }
                 tracing::debug!(worker = %worker.id(), %error, "an engine did not tell a prompt's tokens");
                 None
@@ -199,20 +203,15 @@ impl Asking {
         }
     }
 
-    fn learn(
-        &self,
-        worker: &WorkerId,
-        bytes: usize,
-        took: Duration,
-        patience: Duration,
-        answer: &Result<Vec<u32>, Error>,
-    ) {
-        let (mut records, now) = (self.lock(), Instant::now());
-        let record = records.entry(worker.clone()).or_default();
-        let told = answer.is_ok() && took <= patience;
-        if let Some(avoided) = record.ended(bytes, took, told, now) {
+    fn missed(&self, worker: &WorkerId) {
+        if let Some(avoided) = self.with(worker, Record::missed) {
             tracing::warn!(%worker, seconds = avoided.as_secs_f64(), "its engine does not tell tokens in time: texts have to do meanwhile");
         }
+    }
+
+    fn with<T>(&self, worker: &WorkerId, change: impl FnOnce(&mut Record, Instant) -> T) -> T {
+        let mut records = self.lock();
+        change(records.entry(worker.clone()).or_default(), Instant::now())
     }
 
     /// Forgets workers that are gone.

@@ -82,26 +82,25 @@ impl Record {
         self.running += 1;
     }
 
-    /// It answered, or failed to: `told` if in time. How long it is avoided from now on, if so.
-    pub(super) fn ended(
-        &mut self,
-        bytes: usize,
-        took: Duration,
-        told: bool,
-        now: Instant,
-    ) -> Option<Duration> {
+    /// It has answered, or failed to, after so long.
+    pub(super) fn ended(&mut self, bytes: usize, took: Duration, now: Instant) {
         self.running = self.running.saturating_sub(1);
         let ratio = took.as_secs_f64() / assumed(bytes);
         let factor = self.factor(now);
         self.factor = (factor + (ratio - factor) * LATEST).clamp(FACTORS.0, FACTORS.1);
         self.seen = Some(now);
-        if told {
-            self.told += 1;
-            self.misses = 0;
-            self.times_avoided = 0;
-            self.avoided_until = None;
-            return None;
-        }
+    }
+
+    /// It told in time what it was asked.
+    pub(super) fn told(&mut self) {
+        self.told += 1;
+        self.misses = 0;
+        self.times_avoided = 0;
+        self.avoided_until = None;
+    }
+
+    /// It did not. How long it is avoided from now on, if so.
+    pub(super) fn missed(&mut self, now: Instant) -> Option<Duration> {
         self.missed += 1;
         self.misses += 1;
         // What was on its way when it came to be avoided says nothing new.
@@ -112,10 +111,8 @@ impl Record {
         if self.misses < MOST_MISSES && !tried {
             return None;
         }
-        let avoided = AVOIDED
-            .0
-            .saturating_mul(1 << self.times_avoided.min(10))
-            .min(AVOIDED.1);
+        let times = self.times_avoided.min(10);
+        let avoided = AVOIDED.0.saturating_mul(1 << times).min(AVOIDED.1);
         self.times_avoided += 1;
         self.avoided_until = Some(now + avoided);
         // When it is tried, it is tried as if nothing were known of it.
@@ -158,7 +155,8 @@ mod tests {
 
     fn miss(record: &mut Record, now: Instant) -> Option<Duration> {
         record.asked();
-        record.ended(4096, 100 * MS, false, now)
+        record.ended(4096, 100 * MS, now);
+        record.missed(now)
     }
 
     #[tokio::test(start_paused = true)]
@@ -168,7 +166,8 @@ mod tests {
         assert!(record.is_worth(40_000, 40 * MS, now));
         for _ in 0..20 {
             record.asked();
-            record.ended(40_000, 200 * MS, true, now);
+            record.ended(40_000, 200 * MS, now);
+            record.told();
         }
         assert!(!record.is_worth(40_000, 40 * MS, now));
         assert!(record.is_worth(40_000, 400 * MS, now));
@@ -198,7 +197,8 @@ mod tests {
         }
         assert_eq!(before, AVOIDED.1);
         record.asked();
-        assert_eq!(record.ended(4096, MS, true, now), None);
+        record.ended(4096, MS, now);
+        record.told();
         assert!(record.may_be_asked(now));
         assert_eq!(miss(&mut record, now), None, "and all is forgotten");
     }
@@ -211,7 +211,7 @@ mod tests {
             record.asked();
         }
         assert!(!record.may_be_asked(now));
-        record.ended(100, MS, true, now);
+        record.ended(100, MS, now);
         assert!(record.may_be_asked(now));
     }
 }
