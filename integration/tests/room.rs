@@ -13,6 +13,7 @@ use baton_integration::emulated::vllm::Config;
 use baton_integration::emulated::vllm::script::{Gate, Leg, Rule};
 use baton_integration::fleet::{Fleet, Setup};
 use baton_integration::wait::until;
+use serde_json::json;
 
 /// Every engine runs one sequence at a time.
 fn narrow(setup: Setup) -> Setup {
@@ -174,6 +175,38 @@ async fn nobody_waits_longer_than_he_may() {
     fleet.finish().await;
 }
 
+/// An engine that has shown how long its sequences take.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_that_is_predicted_to_be_too_long_is_refused_at_once() {
+    let slow = Config {
+        speed: Speed {
+            step: 20e6,
+            ..Speed::INSTANT
+        },
+        ..Config::new(None)
+    };
+    let setup = narrow(Setup::new().worker("a", slow));
+    let fleet = setup.router(&["--max-wait-s", "2"]).start().await;
+    for number in 0..9 {
+        let body = body(&format!("Number {number}"), "tiny")
+            .replace("\"max_tokens\":2", "\"max_tokens\":9,\"ignore_eos\":true");
+        fleet.complete(body).await.served();
+    }
+    let (gate, first) = occupy(&fleet, &["a"], "First").await;
+    let ada = begin(&fleet, "Ada").await.finish().await;
+    let message = ada.refused(503);
+    assert!(
+        message.contains("would have to wait for about"),
+        "{message}"
+    );
+    let seconds: u32 = ada.header("retry-after").unwrap().parse().unwrap();
+    assert!(seconds >= 1);
+    assert_eq!(refused(&fleet, "too_long").await, 1);
+    gate.open();
+    first.finish().await.served();
+    fleet.finish().await;
+}
+
 /// KV that is prefilled for a decode worker without room would only be held, and its lease could end.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_prefilled_for_who_cannot_decode_it() {
@@ -224,14 +257,15 @@ async fn room_for_kv_is_what_the_engine_reports() {
         ..Config::new(None)
     };
     let fleet = Setup::new().worker("a", small).start().await;
-    let long = async |name: &str| {
-        let prompt = format!("{name} {}", "x".repeat(700));
-        let body = format!(
-            r#"{{"model":"tiny","prompt":"{prompt}","max_tokens":100,"ignore_eos":true,"stream":true}}"#
-        );
-        fleet.begin("/v1/completions", body).await
+    let long = async |name: &str, first: u32| {
+        let prompt: Vec<u32> = (first..first + 700).collect();
+        let body = json!({
+            "model": "tiny", "prompt": prompt, "user": name,
+            "max_tokens": 100, "ignore_eos": true, "stream": true,
+        });
+        fleet.begin("/v1/completions", body.to_string()).await
     };
-    let mut first = long("First").await;
+    let mut first = long("First", 40).await;
     first.until("data: ").await;
     fleet.engine("a").freeze(true);
     until("the engine to report its blocks", || async {
@@ -239,7 +273,7 @@ async fn room_for_kv_is_what_the_engine_reports() {
         load["free"]["value"][0]["blocks"].as_u64() < Some(20)
     })
     .await;
-    let ada = long("Ada").await;
+    let ada = long("Ada", 50).await;
     queued(&fleet, 1).await;
     assert!(seen(&fleet, "a", &["Ada"]).is_empty());
     fleet.engine("a").freeze(false);

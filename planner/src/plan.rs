@@ -9,8 +9,10 @@ use crate::worker::{Limits, Worker};
 /// What of a request decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
-    /// Its prompt's length in tokens.
+    /// Its prompt's length in tokens, or that of all its prompts together.
     pub tokens: u64,
+    /// The longest of them.
+    pub longest: u64,
 }
 
 /// What a worker may be used for.

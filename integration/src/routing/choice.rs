@@ -120,6 +120,7 @@ impl Scene {
         let standings: Vec<Standing<'_>> = self.workers.iter().enumerate().map(standing).collect();
         let ask = Ask {
             tokens: self.tokens.len() as u64,
+            longest: self.tokens.len() as u64,
         };
         let choice = self
             .planner

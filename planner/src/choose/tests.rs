@@ -61,7 +61,15 @@ fn rng() -> StdRng {
     StdRng::seed_from_u64(7)
 }
 
-const ASK: Ask = Ask { tokens: 8000 };
+const ASK: Ask = of(8000);
+
+/// One prompt.
+const fn of(tokens: u64) -> Ask {
+    Ask {
+        tokens,
+        longest: tokens,
+    }
+}
 
 #[test]
 fn the_cheapest_is_the_first_of_all_plans() {
@@ -105,7 +113,7 @@ fn a_short_idle_prompt_stays_local_and_a_long_one_leaves_a_busy_decoder() {
     let choose = |tokens| {
         let workers = fleet.standing(decoder, &[]);
 
-        let chosen = planner.cheapest(Ask { tokens }, &workers, &|_, _| true, 0.0, &mut rng());
+        let chosen = planner.cheapest(of(tokens), &workers, &|_, _| true, 0.0, &mut rng());
         chosen.unwrap().candidate.plan
     };
     assert_eq!(choose(20), Plan::Local { worker: 1 });
@@ -525,7 +533,7 @@ proptest::proptest! {
         let workers = fleet.standing(duty, &cached);
         let pairing = |prefill: usize, decode: usize| !(prefill + decode).is_multiple_of(crossed + 1);
         let planner = Planner::default();
-        let ask = Ask { tokens };
+        let ask = of(tokens);
         let all = planner.plans(ask, &workers, &pairing, 0.0);
         let chosen = planner.cheapest(ask, &workers, &pairing, 0.0, &mut rng());
         match (all.first(), chosen) {

@@ -21,7 +21,7 @@ pub struct Reservation {
     clock: Clock,
     booked: Booked,
     kv_tokens: u64,
-    expectation: Option<Expectation>,
+    expectations: Vec<Expectation>,
     text: Option<Expectation>,
     stream: Option<Stream>,
     /// Dropped last, when all the rest is given back.
@@ -56,13 +56,15 @@ impl Reservation {
         prediction: &Prediction,
         clock: Clock,
     ) -> Self {
-        let (blocks, text) = (prediction.blocks(worker), prediction.text());
+        let blocks = prediction.blocks(worker).iter();
+        let expected = blocks.filter_map(|blocks| worker.expected().expect(blocks));
+        let text = prediction.text();
         Self {
             booked: worker.books().book(work, kv_tokens, clock.now()),
             worker: Arc::clone(worker),
             clock,
             kv_tokens,
-            expectation: blocks.and_then(|blocks| worker.expected().expect(blocks)),
+            expectations: expected.collect(),
             text: text.and_then(|text| worker.texts().expect(text)),
             stream: None,
             _room: TellsOfRoom(Arc::clone(worker)),
@@ -77,7 +79,7 @@ impl Reservation {
     /// The prompt is computed; the request itself goes on.
     pub fn prefilled(&mut self) {
         self.booked.computed(self.clock.now());
-        if let Some(expectation) = &mut self.expectation {
+        for expectation in &mut self.expectations {
             expectation.computed(self.worker.is_exactly_known());
         }
         if let Some(text) = &mut self.text {
@@ -95,7 +97,7 @@ impl Reservation {
     /// The engine did not compute the prompt and never will.
     pub fn refused(&mut self) {
         self.booked.refused();
-        self.expectation = None;
+        self.expectations.clear();
         self.text = None;
     }
 

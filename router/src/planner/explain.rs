@@ -84,7 +84,7 @@ impl Question<'_> {
         }
         let limits = view.limits();
         let most = limits.context.into_iter().chain(limits.kv_tokens).min();
-        let short = most.filter(|most| self.facts.prompt_tokens > *most);
+        let short = most.filter(|most| self.facts.longest_prompt > *most);
         short.map(|most| format!("it can hold {most} tokens"))
     }
 }

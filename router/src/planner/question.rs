@@ -78,6 +78,7 @@ impl Question<'_> {
     pub(super) fn ask(&self) -> Ask {
         Ask {
             tokens: self.facts.prompt_tokens,
+            longest: self.facts.longest_prompt,
         }
     }
 

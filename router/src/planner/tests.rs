@@ -26,6 +26,7 @@ fn facts() -> Facts {
         model: Some("tiny".to_owned()),
         local: None,
         prompt_tokens: TOKENS.into(),
+        longest_prompt: TOKENS.into(),
         prompt: Some(Prompt::new((0..TOKENS).collect(), "")),
         text: None,
         known: Known::Given,
@@ -43,7 +44,7 @@ fn holder(index: &Arc<Index>, id: &str, blocks: usize, uncertain: bool) -> Worke
     let idle = worker(id, index, info(16));
     let fleet = snapshot([idle.clone()]);
     let prediction = predict(index, &fleet, None, facts().prompt.as_ref());
-    let named = prediction.blocks(&idle.worker).unwrap()[..blocks].iter();
+    let named = prediction.blocks(&idle.worker)[0][..blocks].iter();
     let broken = false;
     let part = WatchFrame::Snapshot {
         seq: 1,

@@ -22,6 +22,8 @@ pub struct Facts {
     pub local: Option<&'static str>,
     /// Its prompt's length in tokens, as well as it can be told without a tokenizer.
     pub prompt_tokens: u64,
+    /// That of the longest, if it has several.
+    pub longest_prompt: u64,
     /// Its prompt in tokens, if that is known.
     pub prompt: Option<Prompt>,
     /// Its text, where no files make tokens of it.
@@ -37,6 +39,7 @@ pub fn facts(request: &ClientRequest, tokenised: Tokenised) -> Facts {
     let object = request.object();
     let prompt = tokenised.prompt;
     let known = prompt.as_ref().map(Prompt::tokens);
+    let longest = prompt.as_ref().map(Prompt::longest);
     let by_bytes = || request.body().len() as u64 / BYTES_PER_TOKEN;
     let prompt_tokens = known
         .or_else(|| counted_token_ids(&object))
@@ -45,6 +48,7 @@ pub fn facts(request: &ClientRequest, tokenised: Tokenised) -> Facts {
         model: object.get_as("model"),
         local: local_reason(request.route(), &object).or(tokenised.local),
         prompt_tokens: prompt_tokens.max(1),
+        longest_prompt: longest.unwrap_or(prompt_tokens).max(1),
         prompt,
         text: tokenised.text,
         known: tokenised.known,

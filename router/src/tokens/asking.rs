@@ -30,6 +30,9 @@ use crate::metrics::Metrics;
 /// Part of a prompt's computing that may be waited for its tokens: what they are worth is a part of it, too.
 const SHARE: f64 = 0.1;
 
+/// How long an answer is heard out that comes too late: it may be for a prompt that comes again.
+const HEARD_OUT: Duration = Duration::from_secs(2);
+
 /// Tokens of answers that are remembered, 32 MiB of them.
 const MOST_REMEMBERED: u64 = 8 << 20;
 
@@ -107,12 +110,15 @@ impl Asking {
             // Whoever asked may have gone on without.
             let _ = answer.send(asking.ask(&asked, question, patience).await);
         });
-        let Ok(answer) = tokio::time::timeout(patience, answered).await else {
-            self.metrics.asked("late");
-            self.missed(worker.id());
-            return None;
+        let (outcome, tokens) = match tokio::time::timeout(patience, answered).await {
+            Ok(Ok(Ok(tokens))) => ("answered", Some(tokens)),
+            Ok(Ok(Err(ErrorKind::EngineRejected))) => ("refused", None),
+            Ok(_) => ("failed", None),
+            Err(_) => ("late", None),
         };
-        Some(answer.ok()??.to_vec())
+        self.metrics.asked(outcome);
+        self.note(worker.id(), tokens.is_some());
+        tokens.map(|tokens| tokens.to_vec())
     }
 
     /// Somebody who would compute the prompt, the one with the fewest questions. Nobody if asking would take too long, and
@@ -170,41 +176,37 @@ impl Asking {
         worker: &Worker,
         question: Question,
         patience: Duration,
-    ) -> Option<Arc<[u32]>> {
+    ) -> Result<Arc<[u32]>, ErrorKind> {
         let begun = Instant::now();
-        let bytes = question.body.len();
-        let answer = self.calls.tokenize(worker, question.body).await;
+        let (bytes, time) = (question.body.len(), HEARD_OUT.max(patience));
+        let answer = self.calls.tokenize(worker, question.body, time).await;
         let took = begun.elapsed();
         self.metrics.tokens_told(took.as_secs_f64());
-        self.with(worker.id(), |record, now| record.ended(bytes, took, now));
-        // Of what comes too late whoever waited has taken note.
-        let in_time = took <= patience;
+        self.with(worker.id(), |record, _| record.ended());
         match answer {
             Ok(tokens) => {
                 let tokens: Arc<[u32]> = tokens.into();
                 let told = (Instant::now(), Arc::clone(&tokens));
                 self.remembered.insert(question.key, told);
-                if in_time {
-                    self.metrics.asked("answered");
-                    self.with(worker.id(), |record, _| record.told());
-                }
-                Some(tokens)
+                self.with(worker.id(), |record, now| record.took(bytes, took, now));
+                Ok(tokens)
             }
             Err(error) => {
-                if in_time {
-                    let refused = error.kind == ErrorKind::EngineRejected;
-                    let outcome = if refused { "refused" } else { "failed" };
-                    self.metrics.asked(outcome);
-                    self.missed(worker.id());
-                }
                 tracing::debug!(worker = %worker.id(), %error, "an engine did not tell a prompt's tokens");
-                None
+                Err(error.kind)
             }
         }
     }
 
-    fn missed(&self, worker: &WorkerId) {
-        if let Some(avoided) = self.with(worker, Record::missed) {
+    fn note(&self, worker: &WorkerId, told: bool) {
+        let avoided = self.with(worker, |record, now| {
+            if told {
+                record.told();
+                return None;
+            }
+            record.missed(now)
+        });
+        if let Some(avoided) = avoided {
             tracing::warn!(%worker, seconds = avoided.as_secs_f64(), "its engine does not tell tokens in time: texts have to do meanwhile");
         }
     }

@@ -216,18 +216,23 @@ impl Tokenizers {
         request: &ClientRequest,
         model: Option<&str>,
         snapshot: &Snapshot,
-    ) -> Result<Vec<u32>, Why> {
+    ) -> Result<Vec<Vec<u32>>, Why> {
         let known = self.entry(model, snapshot);
         let known = known.and_then(|(worker, entry)| Some((worker, entry.ready()?, entry)));
         let (worker, ready, entry) = known.ok_or(Why::NoTokenizer)?;
         let tokens = self.tokens(request, ready).await?;
-        if let Some(turn) = entry.sample() {
+        // The engine tells the tokens of one prompt at a time.
+        let turn = match &tokens[..] {
+            [_] => entry.sample(),
+            _ => None,
+        };
+        if let Some(turn) = turn {
             let compare = parity::Sample {
                 calls: self.calls.clone(),
                 metrics: self.metrics.clone(),
                 worker,
                 body: request.body().clone(),
-                tokens: tokens.clone(),
+                tokens: tokens.concat(),
             };
             tokio::spawn(async move { entry.compare(compare, turn).await });
         }
@@ -254,7 +259,7 @@ impl Tokenizers {
             Known::Size
         };
         let tokenised = match tokens {
-            Some(tokens) => by_tokens(request, tokens, Known::Engine),
+            Some(tokens) => by_tokens(request, vec![tokens], Known::Engine),
             None => Tokenised {
                 known,
                 ..Tokenised::default()
@@ -268,7 +273,11 @@ impl Tokenizers {
         }
     }
 
-    async fn tokens(&self, request: &ClientRequest, model: Arc<Model>) -> Result<Vec<u32>, Why> {
+    async fn tokens(
+        &self,
+        request: &ClientRequest,
+        model: Arc<Model>,
+    ) -> Result<Vec<Vec<u32>>, Why> {
         let threads = Arc::clone(&self.threads);
         let thread = tokio::time::timeout(PATIENCE, threads.acquire_owned());
         let Ok(Ok(thread)) = thread.await else {
@@ -327,7 +336,7 @@ impl Tokenizers {
 
 /// A request of whose prompt these are the tokens. Where the engine would not look into its cache for it, they tell its length
 /// to nobody.
-fn by_tokens(request: &ClientRequest, tokens: Vec<u32>, known: Known) -> Tokenised {
+fn by_tokens(request: &ClientRequest, tokens: Vec<Vec<u32>>, known: Known) -> Tokenised {
     let prompt = Prompt::tokenised(request, tokens);
     let known = if prompt.is_some() { known } else { Known::Size };
     Tokenised {
@@ -337,16 +346,12 @@ fn by_tokens(request: &ClientRequest, tokens: Vec<u32>, known: Known) -> Tokenis
     }
 }
 
-/// The tokens of a request with one prompt.
-fn tokens_of(model: &Model, route: Route, body: &[u8]) -> Result<Vec<u32>, Unknown> {
+/// The tokens of a request's prompt, or of each of its prompts.
+fn tokens_of(model: &Model, route: Route, body: &[u8]) -> Result<Vec<Vec<u32>>, Unknown> {
     if route == Route::ChatCompletions {
-        return Ok(model.chat(&Chat::from(body))?.tokens);
+        return Ok(vec![model.chat(&Chat::from(body))?.tokens]);
     }
-    let mut prompts = model.completions(body)?;
-    match prompts.pop() {
-        Some(prompt) if prompts.is_empty() => Ok(prompt),
-        _ => Err(Unknown::Unsupported("a batch".to_owned())),
-    }
+    model.completions(body)
 }
 
 /// Why a request goes on without tokens.

@@ -29,6 +29,23 @@ pub enum Basis {
 }
 
 impl Basis {
+    /// The one of two that says less.
+    fn less_sure(self, other: Self) -> Self {
+        let sureness = |basis| match basis {
+            Self::Exact => 4,
+            Self::Expected => 3,
+            Self::Uncertain => 2,
+            Self::Approximate => 1,
+            Self::Unknown => 0,
+        };
+        // A prompt of which nothing is known takes nothing from what is known of another.
+        if other == Self::Unknown || sureness(self) < sureness(other) && self != Self::Unknown {
+            self
+        } else {
+            other
+        }
+    }
+
     fn word(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -113,8 +130,9 @@ pub struct Foretold {
 #[derive(Debug, Clone)]
 struct Forecast {
     cached: Cached,
-    /// If the prompt's tokens are known: what can be compared, and its blocks as this worker names them.
-    by_tokens: Option<(Foretold, Arc<[u64]>)>,
+    /// If the prompt's tokens are known: what can be compared, and its blocks as this worker names them, for each of several
+    /// prompts by themselves.
+    by_tokens: Option<(Foretold, Arc<[Arc<[u64]>]>)>,
 }
 
 impl Foretold {
@@ -158,10 +176,11 @@ impl Prediction {
         self.foretold(worker)?.exact()
     }
 
-    /// The prompt's blocks, as this worker names them.
-    pub fn blocks(&self, worker: &Worker) -> Option<&Arc<[u64]>> {
-        let by_tokens = self.forecast(worker.id())?.by_tokens.as_ref();
-        by_tokens.map(|(_, blocks)| blocks)
+    /// The blocks of the prompt, or of each prompt, as this worker names them.
+    pub fn blocks(&self, worker: &Worker) -> &[Arc<[u64]>] {
+        let forecast = self.forecast(worker.id());
+        let by_tokens = forecast.and_then(|forecast| forecast.by_tokens.as_ref());
+        by_tokens.map_or(&[], |(_, blocks)| blocks)
     }
 
     /// Pieces of the request's text that whoever computes it will have, where texts are what is compared.
@@ -177,9 +196,16 @@ impl Prediction {
     }
 }
 
-/// A prompt's blocks under one naming, and who holds how many of them.
-struct Chain {
+/// All prompts of a request under one naming.
+struct Chains {
     naming: Naming,
+    blocks: Arc<[Arc<[u64]>]>,
+    chains: Vec<Chain>,
+}
+
+/// A prompt's blocks, and who holds how many of them.
+struct Chain {
+    block_size: u64,
     blocks: Arc<[u64]>,
     usable: u64,
     held: HashMap<Target, Blocks>,
@@ -204,7 +230,7 @@ pub fn predict(
         return Prediction::default();
     };
     // A fleet has few models and block sizes: each chain is hashed and looked up once.
-    let mut chains: Vec<Chain> = Vec::new();
+    let mut chains: Vec<Chains> = Vec::new();
     let mut found = Found::new();
     let mut forecasts = Vec::with_capacity(snapshot.workers.len());
     for worker in &snapshot.workers {
@@ -213,7 +239,7 @@ pub fn predict(
         };
         let known = chains.iter().position(|chain| chain.naming == naming);
         let at = known.unwrap_or_else(|| {
-            chains.push(Chain::new(index, &mut found, prompt, naming));
+            chains.push(Chains::new(index, &mut found, prompt, naming));
             chains.len() - 1
         });
         let chain = &chains[at];
@@ -276,9 +302,44 @@ fn naming(worker: &WorkerView, model: Option<&str>, prompt: &Prompt) -> Option<N
     prompt.naming(model, worker.info()?)
 }
 
-impl Chain {
+impl Chains {
     fn new(index: &Index, found: &mut Found, prompt: &Prompt, naming: Naming) -> Self {
-        let blocks: Arc<[u64]> = prompt.blocks(naming).into();
+        let chains = prompt.blocks(naming).map(|(blocks, usable)| {
+            let block_size = naming.block_size.into();
+            Chain::new(index, found, blocks.into(), usable, block_size)
+        });
+        let chains: Vec<Chain> = chains.collect();
+        Self {
+            naming,
+            blocks: chains
+                .iter()
+                .map(|chain| Arc::clone(&chain.blocks))
+                .collect(),
+            chains,
+        }
+    }
+
+    /// What a worker has of all of them together. What is shared among them counts for each.
+    fn cached(&self, worker: &WorkerView) -> Cached {
+        let each = self.chains.iter().map(|chain| chain.cached(worker));
+        let sum = |sum: Cached, more: Cached| Cached {
+            known: sum.known + more.known,
+            lower: sum.lower + more.lower,
+            likely: sum.likely + more.likely,
+            basis: sum.basis.less_sure(more.basis),
+        };
+        each.reduce(sum).unwrap_or_default()
+    }
+}
+
+impl Chain {
+    fn new(
+        index: &Index,
+        found: &mut Found,
+        blocks: Arc<[u64]>,
+        usable: u64,
+        block_size: u64,
+    ) -> Self {
         index.find(&blocks, found);
         let held = found.matches().iter();
         let held = held.map(|held| {
@@ -287,15 +348,15 @@ impl Chain {
             (held.target, Blocks { all, lower })
         });
         Self {
-            naming,
-            usable: prompt.usable(naming),
+            block_size,
+            usable,
             held: held.collect(),
             blocks,
         }
     }
 
     fn cached(&self, worker: &WorkerView) -> Cached {
-        let tokens = |blocks: u64| blocks.min(self.usable) * u64::from(self.naming.block_size);
+        let tokens = |blocks: u64| blocks.min(self.usable) * self.block_size;
         let expected = tokens(worker.worker.expected().matching(&self.blocks));
         let ranks = worker.known_ranks();
         if ranks.is_empty() {

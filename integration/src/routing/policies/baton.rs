@@ -245,6 +245,7 @@ impl Baton {
         let mut decode = to_books.book(Work::default(), request.tokens, now);
         let ask = Ask {
             tokens: request.tokens,
+            longest: request.tokens,
         };
         let (from, to) = (stand(&from_books, from_limits), stand(&to_books, to_limits));
         let bytes = Planner::moved_bytes(ask, &to);
@@ -293,6 +294,7 @@ impl Policy for Baton {
         }
         let ask = Ask {
             tokens: request.tokens.into(),
+            longest: request.tokens.into(),
         };
         let standings = self.standings(request, fleet);
         let mut random = self.random.clone();

@@ -82,9 +82,13 @@ impl Record {
         self.running += 1;
     }
 
-    /// It has answered, or failed to, after so long.
-    pub(super) fn ended(&mut self, bytes: usize, took: Duration, now: Instant) {
+    /// A question is over.
+    pub(super) fn ended(&mut self) {
         self.running = self.running.saturating_sub(1);
+    }
+
+    /// It took so long to answer, in time or not.
+    pub(super) fn took(&mut self, bytes: usize, took: Duration, now: Instant) {
         let ratio = took.as_secs_f64() / assumed(bytes);
         let factor = self.factor(now);
         self.factor = (factor + (ratio - factor) * LATEST).clamp(FACTORS.0, FACTORS.1);
@@ -155,7 +159,7 @@ mod tests {
 
     fn miss(record: &mut Record, now: Instant) -> Option<Duration> {
         record.asked();
-        record.ended(4096, 100 * MS, now);
+        record.ended();
         record.missed(now)
     }
 
@@ -165,9 +169,7 @@ mod tests {
         assert!(!record.is_worth(1000, 2 * MS, now));
         assert!(record.is_worth(40_000, 40 * MS, now));
         for _ in 0..20 {
-            record.asked();
-            record.ended(40_000, 200 * MS, now);
-            record.told();
+            record.took(40_000, 200 * MS, now);
         }
         assert!(!record.is_worth(40_000, 40 * MS, now));
         assert!(record.is_worth(40_000, 400 * MS, now));
@@ -197,7 +199,7 @@ mod tests {
         }
         assert_eq!(before, AVOIDED.1);
         record.asked();
-        record.ended(4096, MS, now);
+        record.ended();
         record.told();
         assert!(record.may_be_asked(now));
         assert_eq!(miss(&mut record, now), None, "and all is forgotten");
@@ -211,7 +213,7 @@ mod tests {
             record.asked();
         }
         assert!(!record.may_be_asked(now));
-        record.ended(100, MS, now);
+        record.ended();
         assert!(record.may_be_asked(now));
     }
 }
