@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use baton_integration::client;
+use baton_integration::emulated::speed::Speed;
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::vllm::{Config, EventsConfig, Http};
 use baton_integration::fleet::{Fleet, Setup};
@@ -91,8 +92,17 @@ async fn questions(fleet: &Fleet) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_tells_the_tokens_and_hits_are_predicted_to_the_token() {
-    let fleet = three().start().await;
-    let body = text(&words(1, 4000));
+    // Slow enough that asking stays worth it when that is learnt.
+    let slow = Config {
+        speed: Speed {
+            prefill_token: 30e3,
+            ..Speed::INSTANT
+        },
+        ..engine()
+    };
+    let setup = Setup::new().worker("a", slow.clone()).worker("b", slow);
+    let fleet = setup.start().await;
+    let body = text(&words(1, 1500));
     // However slow the machine: an answer that came too late is remembered.
     until("the tokens to be told", || async {
         plan(&fleet, &body).await["request"]["prompt_by"] == "engine"

@@ -77,6 +77,12 @@ async fn a_request_goes_to_whoever_has_room_first() {
     );
     let third = begin(&fleet, "Three").await;
     queued(&fleet, 1).await;
+    let dry = fleet.post("/v1/plan", body("Four", "tiny")).await.json();
+    assert_eq!(
+        dry["waits_for_room_in"].as_array().unwrap().len(),
+        1,
+        "{dry}"
+    );
     for worker in both {
         assert!(seen(&fleet, worker, &["Three"]).is_empty());
     }

@@ -237,7 +237,7 @@ impl Metrics {
         );
         families.register(
             "queue_refusals",
-            "Requests refused because of the queue: it was full, gave way to another model, or took too long",
+            "Requests told to come again: the queue was full, they gave way to another model, or the wait was or would be too long",
             self.refused.clone(),
         );
     }

@@ -97,6 +97,7 @@ fn once(
     check_waiting(attempt, &chosen)?;
     if waits.is_some() {
         let full = without_room(&question, &chosen);
+        let full: Vec<u32> = full.iter().map(|worker| worker.books().number()).collect();
         if !full.is_empty() {
             check_queue(attempt, &chosen)?;
             return Ok(Found::NoRoom(full));
@@ -140,6 +141,7 @@ fn check_waiting(attempt: &Attempt<'_>, chosen: &Chosen) -> Result<(), Error> {
     if over <= 0.0 {
         return Ok(());
     }
+    attempt.router.metrics.refused("too_long");
     let message = format!("all workers are busy: it would have to wait for {waiting:.0} s or more");
     Err(overloaded(message, seconds(over)))
 }
@@ -174,8 +176,8 @@ fn seconds(over: f64) -> u32 {
     over.ceil().clamp(1.0, 60.0) as u32
 }
 
-/// Numbers of a plan's workers that have no room for it, or none that somebody before does not wait for.
-fn without_room(question: &Question<'_>, chosen: &Chosen) -> Vec<u32> {
+/// A plan's workers that have no room for it, or none that somebody before does not wait for.
+pub fn without_room<'a>(question: &Question<'_>, chosen: &'a Chosen) -> Vec<&'a Arc<Worker>> {
     let full = |worker: &&Arc<Worker>| {
         let books = worker.books();
         let Some(at) = question.snapshot.place_of(worker.id()) else {
@@ -185,8 +187,7 @@ fn without_room(question: &Question<'_>, chosen: &Chosen) -> Vec<u32> {
         question.ahead.of(books.number()) > 0
             || !books.has_room(&limits, new_tokens(question, worker))
     };
-    let workers = chosen.plan.workers().filter(full);
-    workers.map(|worker| worker.books().number()).collect()
+    chosen.plan.workers().filter(full).collect()
 }
 
 /// Tokens of the prompt that a worker would have to hold beside what it has.

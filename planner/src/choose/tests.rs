@@ -545,3 +545,30 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn those_who_wait_for_room_elsewhere_count_as_waiting() {
+    let (planner, fleet) = (Planner::default(), Fleet::new(2));
+    let mut workers = fleet.standing(|_| ANY, &[7000]);
+    for worker in &mut workers {
+        worker.duty.prefill = false;
+    }
+    let cheapest = |workers: &[Standing<'_>]| {
+        let chosen = planner.cheapest(ASK, workers, &|_, _| true, 0.0, &mut rng());
+        chosen.unwrap().candidate
+    };
+    let warm = cheapest(&workers);
+    assert_eq!(warm.plan, Plan::Local { worker: 0 });
+    assert!(warm.cost.waiting.abs() < 1e-9);
+    workers[0].ahead = 100;
+    assert_eq!(cheapest(&workers).plan, Plan::Local { worker: 1 });
+    workers[1].ahead = 200;
+    let waited = cheapest(&workers);
+    assert_eq!(waited.plan, Plan::Local { worker: 0 });
+    // An answer of 256 tokens each, before any was seen.
+    assert!(
+        waited.cost.waiting > 100.0 * 256.0 * 0.005,
+        "{:?}",
+        waited.cost
+    );
+}

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use super::Planning;
 use super::question::{Question, Spare, may_serve};
 use crate::fleet::{WorkerState, WorkerView};
+use crate::placing::without_room;
 use crate::prefill::bypass;
 
 /// Most candidates that are shown, and most pairs whose obstacle is.
@@ -110,6 +111,10 @@ pub fn explain(planning: &Planning, question: &Question<'_>) -> Value {
     json!({
         "request": bypass::shown(question.facts),
         "chosen": best.map(|best| question.shown(&best.candidate, None)),
+        "waits_for_room_in": best.map(|best| {
+            let full = without_room(question, best).into_iter();
+            full.map(|worker| json!(worker.id())).collect::<Vec<_>>()
+        }),
         "refused": chosen.as_ref().err().map(|error| &error.message),
         "candidates": candidates.collect::<Vec<_>>(),
         "candidates_count": all.len(),

@@ -37,7 +37,9 @@ impl Wake {
 #[derive(Debug)]
 struct Waiter {
     model: String,
-    wants: Vec<Number>,
+    wants: BTreeSet<Number>,
+    /// Whose room he was told of since he last said what he wants.
+    offered: BTreeSet<Number>,
     wake: Arc<Wake>,
 }
 
@@ -77,7 +79,8 @@ impl Line {
         let wake = Arc::new(Wake::default());
         let waiter = Waiter {
             model: model.to_owned(),
-            wants: Vec::new(),
+            wants: BTreeSet::new(),
+            offered: BTreeSet::new(),
             wake: Arc::clone(&wake),
         };
         self.waiters.insert(ticket, waiter);
@@ -110,19 +113,22 @@ impl Line {
         true
     }
 
-    /// One waits for room in these workers from now on. Whose room he does not want any more goes to the next.
+    /// One waits for room in these workers, too. Room that he was told of and does not take goes to the next. Other workers he
+    /// goes on waiting for: among equals that are all full he may want another one each time he is asked, and if he let go of
+    /// the last one each time, two like him would wake each other for ever.
     pub(super) fn wants(&mut self, ticket: Ticket, workers: &[Number]) {
         let Some(waiter) = self.waiters.get_mut(&ticket) else {
             return;
         };
-        let before = std::mem::replace(&mut waiter.wants, workers.to_vec());
+        let mut declined = std::mem::take(&mut waiter.offered);
         for worker in workers {
+            declined.remove(worker);
+            waiter.wants.insert(*worker);
             self.wanted.entry(*worker).or_default().insert(ticket);
         }
-        for worker in before {
-            if !workers.contains(&worker) {
-                self.forgo(ticket, worker);
-            }
+        waiter.wants.retain(|worker| !declined.contains(worker));
+        for worker in declined {
+            self.forgo(ticket, worker);
         }
     }
 
@@ -143,9 +149,10 @@ impl Line {
     }
 
     /// The first who waits for room in a worker is to look.
-    pub(super) fn wake_first(&self, worker: Number) {
+    pub(super) fn wake_first(&mut self, worker: Number) {
         let first = self.wanted.get(&worker).and_then(BTreeSet::first);
-        if let Some(waiter) = first.and_then(|ticket| self.waiters.get(ticket)) {
+        if let Some(waiter) = first.and_then(|ticket| self.waiters.get_mut(ticket)) {
+            waiter.offered.insert(worker);
             waiter.wake.ring();
         }
     }

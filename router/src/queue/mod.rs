@@ -2,8 +2,8 @@
 //! plan that is best then, and not to one engine's own queue before it is known who will be free first.
 //!
 //! Who waits says for whose room ([`Place::wants`]). Room goes to the first who wants it; nobody takes room that somebody before
-//! him waits for. When room may be there the first is woken and plans again. If he is served, or wants another's room now, the
-//! next is; so however many wait, one plan is made for each piece of room.
+//! him waits for. When room may be there the first is woken and plans again. If he is served, or does not take it, the next
+//! is; so however many wait, one plan is made for each piece of room.
 //!
 //! The queue is bounded. When it is full the model with most requests in it gives way, so one model's flood refuses its own
 //! requests and not those of others. While nobody waits nothing is locked here.

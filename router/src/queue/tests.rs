@@ -46,6 +46,27 @@ async fn room_goes_to_the_first_who_wants_it_and_then_to_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_changes_his_mind_among_full_workers_wakes_nobody() {
+    let queue = queue(10);
+    let [one, two] = [0; 2].map(|_| queue.enter(None).unwrap());
+    one.wants(&[1]);
+    two.wants(&[1]);
+    one.wants(&[2]);
+    two.wants(&[2]);
+    assert!(!is_woken(&one).await && !is_woken(&two).await);
+    // Either will do when it has room.
+    queue.room_in(1);
+    assert!(is_woken(&one).await);
+    one.wants(&[2]);
+    assert!(
+        is_woken(&two).await,
+        "what one does not take the next may have"
+    );
+    queue.room_in(1);
+    assert!(!is_woken(&one).await && is_woken(&two).await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_word_is_not_lost_on_who_does_not_listen() {
     let queue = queue(10);
     let place = queue.enter(None).unwrap();

@@ -30,6 +30,10 @@ use crate::metrics::Metrics;
 /// Part of a prompt's computing that may be waited for its tokens: what they are worth is a part of it, too.
 const SHARE: f64 = 0.1;
 
+/// What is not worth so much time, or is in fewer bytes, is not worth a look at all.
+const LEAST: Duration = Duration::from_millis(3);
+const LEAST_BYTES: usize = 512;
+
 /// How long an answer is heard out that comes too late: it may be for a prompt that comes again.
 const HEARD_OUT: Duration = Duration::from_secs(2);
 
@@ -71,12 +75,6 @@ pub(super) struct Asking {
     records: Mutex<HashMap<WorkerId, Record>>,
 }
 
-/// Who is asked, and how long that may take.
-struct Chosen {
-    worker: Arc<Worker>,
-    patience: Duration,
-}
-
 impl Asking {
     pub(super) fn new(calls: Calls, metrics: Metrics, longest: Duration) -> Arc<Self> {
         Arc::new(Self {
@@ -96,6 +94,8 @@ impl Asking {
         snapshot: &Snapshot,
     ) -> Option<Vec<u32>> {
         let longest = self.longest?;
+        let able = able(model, snapshot);
+        let patience = patience(request.body().len(), &able)?.min(longest);
         let question = Question::of(request)?;
         if let Some((since, tokens)) = self.remembered.get(&question.key)
             && since.elapsed() < BELIEVED
@@ -103,7 +103,7 @@ impl Asking {
             self.metrics.asked("remembered");
             return Some(tokens.to_vec());
         }
-        let Chosen { worker, patience } = self.choose(&question, model, snapshot, longest)?;
+        let worker = Arc::clone(&self.choose(&question, &able, patience)?.worker);
         let (answer, answered) = oneshot::channel();
         let (asking, asked) = (Arc::clone(self), Arc::clone(&worker));
         tokio::spawn(async move {
@@ -121,54 +121,33 @@ impl Asking {
         tokens.map(|tokens| tokens.to_vec())
     }
 
-    /// Somebody who would compute the prompt, the one with the fewest questions. Nobody if asking would take too long, and
-    /// nobody if there is only one who could be given the prompt anyway.
-    fn choose(
+    /// Whoever has the fewest questions of those who would answer this one in time. It counts as asked.
+    fn choose<'a>(
         &self,
         question: &Question,
-        model: Option<&str>,
-        snapshot: &Snapshot,
-        longest: Duration,
-    ) -> Option<Chosen> {
-        let serves = |view: &&WorkerView| {
-            let named = model.is_none_or(|model| view.serves(model));
-            view.state() == WorkerState::Ready && named
-        };
-        let able: Vec<&WorkerView> = snapshot.workers.iter().filter(serves).collect();
-        if able.len() < 2 {
-            return None;
-        }
-        let bytes = question.body.len();
-        let work = Work {
-            tokens: bytes as u64 / BYTES_PER_TOKEN,
-            cached: 0,
-        };
-        let takes = |view: &&WorkerView| view.worker.books().prefill_seconds(work);
-        let least = able.iter().map(takes).min_by(f64::total_cmp)?;
-        let patience =
-            Duration::try_from_secs_f64(least * SHARE).map_or(longest, |worth| worth.min(longest));
+        able: &[&'a WorkerView],
+        patience: Duration,
+    ) -> Option<&'a WorkerView> {
         let (mut records, now) = (self.lock(), Instant::now());
         let mut worth = false;
-        let free = able.into_iter().filter(|view| {
+        let mut free: Option<(u32, &WorkerView)> = None;
+        for view in able {
             let record = records.entry(view.id().clone()).or_default();
-            let worth_it = record.is_worth(bytes, patience, now);
-            worth |= worth_it;
-            worth_it && record.may_be_asked(now)
-        });
-        let free: Vec<&WorkerView> = free.collect();
-        let running = |view: &&&WorkerView| records.get(view.id()).map_or(0, Record::running);
-        let chosen = free.iter().min_by_key(running);
-        let Some(chosen) = chosen else {
+            let in_time = record.is_worth(question.body.len(), patience, now);
+            worth |= in_time;
+            let fewer = free.is_none_or(|(least, _)| record.running() < least);
+            if in_time && fewer && record.may_be_asked(now) {
+                free = Some((record.running(), view));
+            }
+        }
+        let Some((_, chosen)) = free else {
             if worth {
                 self.metrics.asked("avoided");
             }
             return None;
         };
         records.entry(chosen.id().clone()).or_default().asked();
-        Some(Chosen {
-            worker: Arc::clone(&chosen.worker),
-            patience,
-        })
+        Some(chosen)
     }
 
     async fn ask(
@@ -236,4 +215,31 @@ impl Asking {
     fn lock(&self) -> MutexGuard<'_, HashMap<WorkerId, Record>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whoever could be given a prompt to this model.
+fn able<'a>(model: Option<&str>, snapshot: &'a Snapshot) -> Vec<&'a WorkerView> {
+    let serves = |view: &&WorkerView| {
+        let named = model.is_none_or(|model| view.serves(model));
+        view.state() == WorkerState::Ready && named
+    };
+    snapshot.workers.iter().filter(serves).collect()
+}
+
+/// How long it may take to learn the tokens of a prompt in so many bytes. None if they are worth nothing: there is only one who
+/// could be given it, or computing it takes no time.
+fn patience(bytes: usize, able: &[&WorkerView]) -> Option<Duration> {
+    if able.len() < 2 || bytes < LEAST_BYTES {
+        return None;
+    }
+    let work = Work {
+        tokens: bytes as u64 / BYTES_PER_TOKEN,
+        cached: 0,
+    };
+    let seconds = able
+        .iter()
+        .map(|view| view.worker.books().prefill_seconds(work));
+    let least = seconds.min_by(f64::total_cmp)?;
+    let patience = Duration::try_from_secs_f64(least * SHARE).unwrap_or(Duration::MAX);
+    (patience >= LEAST).then_some(patience)
 }

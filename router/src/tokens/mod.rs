@@ -9,6 +9,7 @@
 
 mod asking;
 mod entry;
+mod known;
 mod parity;
 
 use std::collections::{HashMap, HashSet};
@@ -30,6 +31,7 @@ use crate::metrics::Metrics;
 use crate::view::{BYTES_PER_TOKEN, Prompt, Text};
 
 pub use asking::ASKED;
+pub use known::{Known, Tokenised};
 
 /// Longest wait for a thread: beyond it a request goes on without tokens.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -72,59 +74,6 @@ impl Key {
             version: info.engine_version.clone(),
         })
     }
-}
-
-/// What is known of a prompt, from most to least.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Known {
-    /// Its tokens: the request gives them.
-    Given,
-    /// Its tokens, made from the model's files.
-    Files,
-    /// Its tokens, as an engine told them.
-    Engine,
-    /// Its text: what begins alike was computed alike.
-    Text,
-    /// How long it is, roughly.
-    #[default]
-    Size,
-}
-
-impl Known {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Given,
-        Self::Files,
-        Self::Engine,
-        Self::Text,
-        Self::Size,
-    ];
-
-    /// The word in metrics, headers and logs.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Given => "given",
-            Self::Files => "files",
-            Self::Engine => "engine",
-            Self::Text => "text",
-            Self::Size => "size",
-        }
-    }
-}
-
-/// What became of a prompt.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Tokenised {
-    /// It, if its tokens are known.
-    pub prompt: Option<Prompt>,
-    /// Its text, where no files make tokens of it.
-    pub text: Option<Text>,
-    /// By what it is planned.
-    pub known: Known,
-    /// Why not by tokens that are made here.
-    pub because: Option<&'static str>,
-    /// Why it must not be split, if so: two engines may make different prompts of it.
-    pub local: Option<&'static str>,
 }
 
 /// All tokenizers of a fleet.
@@ -198,7 +147,7 @@ impl Tokenizers {
             match self.by_files(request, model, snapshot).await {
                 Ok(tokens) => {
                     self.metrics.prompt("tokenised");
-                    by_tokens(request, tokens, Known::Files)
+                    Tokenised::by_tokens(request, tokens, Known::Files)
                 }
                 Err(why) => {
                     self.metrics.prompt(why.word());
@@ -259,7 +208,7 @@ impl Tokenizers {
             Known::Size
         };
         let tokenised = match tokens {
-            Some(tokens) => by_tokens(request, vec![tokens], Known::Engine),
+            Some(tokens) => Tokenised::by_tokens(request, vec![tokens], Known::Engine),
             None => Tokenised {
                 known,
                 ..Tokenised::default()
@@ -331,18 +280,6 @@ impl Tokenizers {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Entry>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A request of whose prompt these are the tokens. Where the engine would not look into its cache for it, they tell its length
-/// to nobody.
-fn by_tokens(request: &ClientRequest, tokens: Vec<Vec<u32>>, known: Known) -> Tokenised {
-    let prompt = Prompt::tokenised(request, tokens);
-    let known = if prompt.is_some() { known } else { Known::Size };
-    Tokenised {
-        prompt,
-        known,
-        ..Tokenised::default()
     }
 }
 
