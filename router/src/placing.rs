@@ -53,7 +53,7 @@ pub async fn planned(
     let end = (Instant::now() + attempt.router.args.max_wait()).min(attempt.deadline);
     let mut place: Option<Place> = None;
     loop {
-        let full = match once(attempt, lessons, waits.then_some(place.as_ref()))? {
+        let full = match once(attempt, lessons, waits, place.as_ref())? {
             Found::Plan(planned) => return Ok(*planned),
             Found::NoRoom(full) => full,
         };
@@ -78,28 +78,31 @@ enum Found {
     NoRoom(Vec<u32>),
 }
 
-/// Plans once. `waits` if there is a queue for the attempt: its place, if it has one already.
+/// Plans once. `waits` if there is a queue for the attempt; `place` is its place there, if it has one already.
 fn once(
     attempt: &Attempt<'_>,
     lessons: &Lessons,
-    waits: Option<Option<&Place>>,
+    waits: bool,
+    place: Option<&Place>,
 ) -> Result<Found, Error> {
     let router = attempt.router;
     let planning = &router.planning;
     let snapshot = router.fleet.snapshot();
     let prediction = router.predict(&snapshot, attempt.facts);
-    let ahead = router.queue.ahead(waits.flatten());
+    let ahead = router.queue.ahead(place);
     let question = Question {
         ahead: &ahead,
         ..attempt.question(&snapshot, &prediction, lessons)
     };
     let (chosen, admissions) = admitted(planning, &question)?;
     check_waiting(attempt, &chosen)?;
-    if waits.is_some() {
+    if waits {
         let full = without_room(&question, &chosen);
         let full: Vec<u32> = full.iter().map(|worker| worker.books().number()).collect();
         if !full.is_empty() {
-            check_queue(attempt, &chosen)?;
+            if place.is_none() {
+                check_queue(attempt, &chosen)?;
+            }
             return Ok(Found::NoRoom(full));
         }
     }

@@ -8,6 +8,7 @@
 //! Nothing here asks anybody anything: frames in, answers out. Tokens come from whoever has them ([`Prompt`]).
 
 mod bounds;
+mod cached;
 mod expected;
 mod heartbeat;
 mod kv_view;
@@ -21,9 +22,10 @@ mod text;
 mod trust;
 
 pub use bounds::Bounds;
+pub use cached::{Basis, Cached};
 pub use expected::{Expectation, Expected};
 pub use kv_view::{KnownRank, KvView};
-pub use prediction::{Basis, Cached, Foretold, Prediction, predict, predict_by_text};
+pub use prediction::{Foretold, Prediction, predict, predict_by_text};
 pub use prompt::Prompt;
 pub(crate) use prompt::counted_token_ids;
 pub use proof::{Proof, Proofs};
