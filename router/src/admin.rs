@@ -103,6 +103,8 @@ pub fn fleet(router: &Router) -> Response<Body> {
             "workers": workers,
             "pairs": pairs,
             "tokenizers": router.fleet.tokenizers().shown(),
+            "queued": router.queue.waiting(),
+            "tokens_asked": router.fleet.tokenizers().asking_shown(),
         }),
     )
 }
@@ -221,7 +223,9 @@ pub async fn plan(router: &Router, body: Bytes) -> Result<Response<Body>, Error>
     let facts = router.facts(&request).await;
     let snapshot = router.fleet.snapshot();
     let prediction = router.predict(&snapshot, &facts);
+    let ahead = router.queue.ahead(None);
     let question = Question {
+        ahead: &ahead,
         snapshot: &snapshot,
         facts: &facts,
         prediction: &prediction,

@@ -59,6 +59,7 @@ pub struct VllmEngine {
     events: Option<EventsConfig>,
     _events_folder: Option<EventsFolder>,
     prompts: PromptConfig,
+    max_sequences: Option<u32>,
     last: Mutex<Option<Arc<Seen>>>,
     met: Mutex<Met>,
     names: Names,
@@ -121,6 +122,7 @@ impl VllmEngine {
             events: config.events,
             _events_folder: config.events_folder.map(EventsFolder::make).transpose()?,
             prompts: config.prompts,
+            max_sequences: config.max_sequences,
             last: Mutex::default(),
             met: Mutex::default(),
             names: Names::default(),
@@ -365,6 +367,7 @@ impl Engine for VllmEngine {
         };
         self.prepare(role, handshake.as_ref());
         info.ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
+        info.max_sequences = self.max_sequences;
         let blocks = info.capacity.first().map(|tier| tier.blocks);
         let events = self.event_sources(info.ranks).await;
         let files = self.files_of(&incarnation, &models).await;

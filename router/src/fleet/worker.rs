@@ -18,6 +18,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::breaker::Breaker;
+use crate::queue::Queue;
 use crate::view::{Expected, KnownRank, KvView, Trust};
 
 /// What a worker can be used for.
@@ -109,8 +110,10 @@ pub struct Worker {
     quarantine_told: AtomicU64,
     view: Mutex<KvView>,
     expected: Arc<Expected>,
+    texts: Arc<Expected>,
     books: Arc<planner::Worker>,
     trust: Trust,
+    queue: Arc<Queue>,
 }
 
 impl Worker {
@@ -118,6 +121,7 @@ impl Worker {
         id: WorkerId,
         address: Uri,
         index: Arc<Index>,
+        queue: Arc<Queue>,
         approximate_ttl: Duration,
     ) -> Self {
         Self {
@@ -129,8 +133,10 @@ impl Worker {
             quarantine_told: AtomicU64::new(0),
             view: Mutex::new(KvView::new(index)),
             expected: Expected::new(approximate_ttl),
+            texts: Expected::new(approximate_ttl),
             books: planner::Worker::new(),
             trust: Trust::default(),
+            queue,
         }
     }
 
@@ -200,6 +206,11 @@ impl Worker {
         &self.expected
     }
 
+    /// Pieces of texts that it should hold, of prompts whose tokens were not known.
+    pub fn texts(&self) -> &Arc<Expected> {
+        &self.texts
+    }
+
     /// The index says of each of its ranks what that holds.
     pub fn is_exactly_known(&self) -> bool {
         self.told().is_exactly_known()
@@ -208,6 +219,11 @@ impl Worker {
     /// What it has to do and how fast it is, as far as this router knows.
     pub fn books(&self) -> &Arc<planner::Worker> {
         &self.books
+    }
+
+    /// It may have room for somebody by now.
+    pub fn may_have_room(&self) {
+        self.queue.room_in(self.books.number());
     }
 
     /// Whether what is predicted of it comes true.
