@@ -232,7 +232,7 @@ async fn of_two_sidecars_with_one_id_the_later_one_counts() {
     let other = EmulatedVllm::new(Config::new(None));
     other.start().await;
     let address = ports::free();
-    let later = fleet.sidecar_daemon("a", address, &other);
+    let later = fleet.sidecar_daemon("a", address, &(&other).into());
     let at = |address: std::net::SocketAddr| format!("http://{address}");
     wait::until("the later one to take over", || async {
         let view = fleet.worker_view("a").await;

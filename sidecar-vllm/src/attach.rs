@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use baton_daemon::Exit;
 use baton_proto::worker::Role;
+use baton_sidecar_core::command::EngineCommand;
 use baton_sidecar_core::launch::Launch;
 use serde::Deserialize;
 
 use crate::args::VllmArgs;
 use crate::follow::source::EventsConfig;
-use crate::model_files::PromptConfig;
+use crate::model_files::{self, PromptConfig};
 use crate::names::PLAIN_IDS;
 use crate::notifier::NixlConfig;
 
@@ -120,12 +121,11 @@ fn events_config(json: &str) -> Result<EventsConfig, Exit> {
 
 /// KV events for an engine whose command says nothing of them: over sockets in a folder of its own, where nobody else
 /// reads the tokens of all prompts. An engine without prefix caching has none.
-fn add_events(command: &mut Vec<String>) -> (Option<EventsConfig>, Option<PathBuf>) {
-    let says = |argument: &String| {
-        let argument = canonical(argument);
+fn add_events(command: &mut EngineCommand) -> (Option<EventsConfig>, Option<PathBuf>) {
+    let says = |argument: String| {
         argument.starts_with("--kv-events-config.") || argument == "--no-enable-prefix-caching"
     };
-    if command.iter().any(says) {
+    if command.canonical().any(says) {
         return (None, None);
     }
     let folder = std::env::temp_dir().join(format!("baton-{}", baton_daemon::fresh::hex_id()));
@@ -143,7 +143,7 @@ fn add_events(command: &mut Vec<String>) -> (Option<EventsConfig>, Option<PathBu
         "endpoint": config.endpoint,
         "replay_endpoint": config.replay_endpoint,
     });
-    set_flag(command, "kv-events-config", &json.to_string());
+    command.set("kv-events-config", &json.to_string());
     (Some(config), Some(folder))
 }
 
@@ -158,43 +158,43 @@ fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
             "--kv-events-config belongs into the engine's command when the sidecar launches it",
         ));
     }
-    let mut command = args.command.clone();
+    let mut command = EngineCommand::new(args.command.clone());
     refuse_what_is_not_supported(&command)?;
-    let host = flag(&command, "host").unwrap_or_default();
+    let host = command.flag("host").unwrap_or_default();
     let host = if matches!(host.as_str(), "" | "0.0.0.0" | "::") {
         "127.0.0.1"
     } else {
         host.as_str()
     };
-    let port = flag(&command, "port").unwrap_or_else(|| "8000".to_owned());
+    let port = command.flag("port").unwrap_or_else(|| "8000".to_owned());
     let mut transfer = None;
-    if let Some(json) = flag(&command, "kv-transfer-config") {
+    if let Some(json) = command.flag("kv-transfer-config") {
         let engine_id = baton_daemon::fresh::hex_id();
         let json = with_engine_id(&json, &engine_id)?;
         transfer = Some(transfer_config(&json, args)?);
-        set_flag(&mut command, "kv-transfer-config", &json);
+        command.set("kv-transfer-config", &json);
     }
-    let (events, events_folder) = match flag(&command, "kv-events-config") {
+    let (events, events_folder) = match command.flag("kv-events-config") {
         Some(json) => (Some(events_config(&json)?), None),
         None => add_events(&mut command),
     };
     let api_key = args
         .engine_api_key
         .clone()
-        .or_else(|| flag(&command, "api-key"));
+        .or_else(|| command.flag("api-key"));
     let config = EngineConfig {
         base_url: base_url(&format!("http://{host}:{port}"))?,
         api_key,
         transfer,
         events,
         events_folder,
-        prompts: PromptConfig::of_command(
+        prompts: model_files::of_command(
             args,
-            |name| flag(&command, name),
-            |name| is_set(&command, name),
+            |name| command.flag(name),
+            |name| command.is_set(name),
         ),
         max_sequences: args.max_num_seqs.or_else(|| {
-            let given = flag(&command, "max-num-seqs")?;
+            let given = command.flag("max-num-seqs")?;
             given.parse().ok()
         }),
     };
@@ -207,7 +207,7 @@ fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
     Ok((
         config,
         Launch {
-            command,
+            command: command.into_inner(),
             environment,
         },
     ))
@@ -294,10 +294,7 @@ fn transfer_config(json: &str, args: &VllmArgs) -> Result<TransferConfig, Exit> 
 
 fn nixl(args: &VllmArgs) -> NixlConfig {
     let environment = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
-    let launched = args
-        .command
-        .first()
-        .and_then(|command| environment_of(command));
+    let launched = EngineCommand::new(args.command.clone()).environment();
     NixlConfig {
         library: args.nixl_lib.clone(),
         near: launched.into_iter().chain(environment).collect(),
@@ -306,18 +303,6 @@ fn nixl(args: &VllmArgs) -> NixlConfig {
             .clone()
             .or_else(|| std::env::var("UCX_NET_DEVICES").ok()),
     }
-}
-
-/// The Python environment that a command belongs to.
-fn environment_of(command: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = if command.contains('/') {
-        Some(PathBuf::from(command))
-    } else {
-        let candidates = std::env::split_paths(&path).map(|folder| folder.join(command));
-        candidates.into_iter().find(|file| file.is_file())
-    };
-    Some(found?.parent()?.parent()?.to_owned())
 }
 
 fn side_channel(args: &VllmArgs) -> Result<String, Exit> {
@@ -356,74 +341,23 @@ fn with_engine_id(json: &str, engine_id: &str) -> Result<String, Exit> {
         .finish())
 }
 
-fn refuse_what_is_not_supported(command: &[String]) -> Result<(), Exit> {
+fn refuse_what_is_not_supported(command: &EngineCommand) -> Result<(), Exit> {
     for name in ["data-parallel-size", "api-server-count"] {
-        if flag(command, name).is_some_and(|value| value != "1") {
+        if command.flag(name).is_some_and(|value| value != "1") {
             return Err(Exit::usage(format!(
                 "an engine with --{name} other than 1 is not supported yet"
             )));
         }
     }
     let dotted = command
-        .iter()
-        .find(|argument| canonical(argument).starts_with("--kv-transfer-config."));
+        .canonical()
+        .find(|argument| argument.starts_with("--kv-transfer-config."));
     match dotted {
         Some(argument) => Err(Exit::usage(format!(
             "give --kv-transfer-config as one JSON text instead of {argument}"
         ))),
         None => Ok(()),
     }
-}
-
-/// vLLM takes `--some-flag` and `--some_flag`.
-fn canonical(argument: &str) -> String {
-    let (name, value) = argument
-        .split_once('=')
-        .map_or((argument, None), |(name, value)| (name, Some(value)));
-    let name = if name.starts_with("--") {
-        name.replace('_', "-")
-    } else {
-        name.to_owned()
-    };
-    value.map_or(name.clone(), |value| format!("{name}={value}"))
-}
-
-/// Value of a flag, the last one as with vLLM itself.
-fn flag(command: &[String], name: &str) -> Option<String> {
-    let (alone, joined) = (format!("--{name}"), format!("--{name}="));
-    let mut found = None;
-    for (at, argument) in command.iter().enumerate() {
-        let argument = canonical(argument);
-        if argument == alone {
-            found = command.get(at + 1).cloned();
-        } else if let Some(value) = argument.strip_prefix(&joined) {
-            found = Some(value.to_owned());
-        }
-    }
-    found
-}
-
-/// Whether a flag without a value is there and not taken back behind that.
-fn is_set(command: &[String], name: &str) -> bool {
-    let (on, off) = (format!("--{name}"), format!("--no-{name}"));
-    let mut arguments = command.iter().rev().map(|argument| canonical(argument));
-    arguments.find(|argument| *argument == on || *argument == off) == Some(on)
-}
-
-fn set_flag(command: &mut Vec<String>, name: &str, value: &str) {
-    let (alone, joined) = (format!("--{name}"), format!("--{name}="));
-    let mut kept = Vec::with_capacity(command.len() + 2);
-    let mut arguments = std::mem::take(command).into_iter();
-    while let Some(argument) = arguments.next() {
-        let plain = canonical(&argument);
-        if plain == alone {
-            arguments.next();
-        } else if !plain.starts_with(&joined) {
-            kept.push(argument);
-        }
-    }
-    kept.extend([alone, value.to_owned()]);
-    *command = kept;
 }
 
 #[cfg(test)]

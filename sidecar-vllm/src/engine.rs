@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_daemon::Exit;
-use baton_daemon::http::{Client, ClientLimits};
 use baton_proto::load::{LoadReport, Measured, Origin};
 use baton_proto::model::ModelFiles;
 use baton_proto::request::ClientRequest;
@@ -16,6 +15,7 @@ use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage
 use baton_sidecar_core::engine::{
     Attached, Engine, EngineLoad, Following, Foreseen, Leg, Moved, Offer, Prefilled, Verdict,
 };
+use baton_sidecar_core::questions::bearer;
 use baton_sidecar_core::view::Feed;
 use baton_transfer::{Agent, Kind};
 use http::HeaderValue;
@@ -95,18 +95,7 @@ struct Met {
 impl VllmEngine {
     /// An engine that was not looked at yet.
     pub fn new(config: EngineConfig) -> Result<Self, Exit> {
-        let bearer = |key: String| {
-            let mut value = HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| {
-                Exit::usage("the engine's API key has characters that no header can carry")
-            })?;
-            value.set_sensitive(true);
-            Ok(value)
-        };
-        let authorization = config.api_key.map(bearer).transpose()?;
-        let limits = ClientLimits {
-            connect: Duration::from_secs(2),
-            idle: Duration::from_secs(3),
-        };
+        let authorization = config.api_key.as_deref().map(bearer).transpose()?;
         let transfer = config.transfer.map(|config| {
             SideChannel::start(&config.side_channel).map(|side_channel| Transfer {
                 notifier: Notifier::new(config.nixl.clone()),
@@ -115,7 +104,7 @@ impl VllmEngine {
             })
         });
         Ok(Self {
-            http: EngineHttp::new(Client::new(limits), &config.base_url, authorization.clone()),
+            http: EngineHttp::new(&config.base_url, authorization.clone()),
             base_url: config.base_url,
             authorization,
             transfer: transfer.transpose()?,
@@ -406,6 +395,10 @@ impl Engine for VllmEngine {
             asked: self.events.as_ref().map(|given| given.endpoint.clone()),
         };
         follow::start(seen.events.iter().map(source).collect(), feed)
+    }
+
+    fn reports_reused(&self) -> bool {
+        true
     }
 
     fn may_fetch_foreign_kv(&self) -> bool {

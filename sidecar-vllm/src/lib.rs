@@ -15,7 +15,7 @@ pub mod follow;
 pub mod handshake;
 pub mod http;
 mod mapped;
-pub mod metrics_page;
+pub use baton_sidecar_core::metrics_page;
 pub mod model_files;
 pub mod names;
 pub mod notifier;

@@ -1,4 +1,4 @@
-//! vLLM's metrics page (Prometheus text), the few samples that are needed.
+//! An engine's metrics page (Prometheus text), the few samples that are needed.
 
 use std::collections::BTreeMap;
 
