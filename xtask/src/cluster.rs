@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::engines::vllm::{self, BOOT_BOUND, Engine, Installation, Role};
+use crate::engines::{BOOT_BOUND, ByHand, Engine, Installation, Role};
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::{http, workspace};
@@ -32,31 +32,32 @@ pub(crate) const PREFILL_0: Engine = Engine {
     name: "prefill-0",
     role: Role::Prefill,
     port: 8201,
-    side_channel: 5601,
+    meeting_port: 5601,
 };
 pub(crate) const DECODE_0: Engine = Engine {
     name: "decode-0",
     role: Role::Decode,
     port: 8202,
-    side_channel: 5602,
+    meeting_port: 5602,
 };
 pub(crate) const DECODE_1: Engine = Engine {
     name: "decode-1",
     role: Role::Decode,
     port: 8203,
-    side_channel: 5603,
+    meeting_port: 5603,
 };
 pub(crate) const AGGREGATED: Engine = Engine {
     name: "aggregated",
     role: Role::Aggregated,
     port: 8204,
-    side_channel: 5604,
+    meeting_port: 5604,
 };
 
 /// An engine that was started by hand.
 pub(crate) struct HandStarted {
     engine: Engine,
-    kv_transfer_config: Option<String>,
+    /// Flags of a sidecar beside it.
+    beside: Vec<String>,
 }
 
 /// A sidecar: the worker that it makes of an engine, and where it listens.
@@ -116,27 +117,20 @@ impl Cluster {
 
     /// Starts a sidecar that launches its engine.
     pub(crate) fn launch(&mut self, engine: &Engine, port: u16) -> Result<()> {
-        let config = engine.kv_transfer_config(None);
         let sidecar = Sidecar {
             worker: engine.name.to_owned(),
             port,
         };
-        let mut command = sidecar_command(&sidecar);
-        command
-            .arg("--")
-            .args(self.installation.command(engine, config.as_deref()));
+        let mut command = self.sidecar_command(&sidecar);
+        command.arg("--").args(self.installation.launched(engine));
         command.envs(self.installation.environment(engine));
         self.start_sidecar(sidecar, &mut command)
     }
 
     /// Starts an engine without a sidecar.
     pub(crate) fn start_engine(&mut self, engine: Engine) -> Result<HandStarted> {
-        let kv_transfer_config =
-            engine.kv_transfer_config(Some(&vllm::fresh_engine_id(engine.name)?));
-        let words = self
-            .installation
-            .command(&engine, kv_transfer_config.as_deref());
-        let (program, arguments) = words
+        let ByHand { command, beside } = self.installation.by_hand(&engine)?;
+        let (program, arguments) = command
             .split_first()
             .context("an engine has an empty command")?;
         let mut command = Command::new(program);
@@ -148,10 +142,7 @@ impl Cluster {
             &mut command,
             &self.logs,
         )?);
-        Ok(HandStarted {
-            engine,
-            kv_transfer_config,
-        })
+        Ok(HandStarted { engine, beside })
     }
 
     /// Starts a sidecar beside an engine that was started by hand, as worker `worker`.
@@ -160,16 +151,18 @@ impl Cluster {
             worker: worker.to_owned(),
             port,
         };
-        let mut command = sidecar_command(&sidecar);
+        let mut command = self.sidecar_command(&sidecar);
         command.args(["--engine", &started.engine.url()]);
-        command.args([
-            "--side-channel",
-            &format!("127.0.0.1:{}", started.engine.side_channel),
-        ]);
-        if let Some(config) = &started.kv_transfer_config {
-            command.args(["--kv-transfer-config", config]);
-        }
+        command.args(&started.beside);
         self.start_sidecar(sidecar, &mut command)
+    }
+
+    fn sidecar_command(&self, sidecar: &Sidecar) -> Command {
+        let mut command = Command::new(self.installation.sidecar());
+        command.args(["--worker-id", &sidecar.worker]);
+        command.args(["--listen", &format!("127.0.0.1:{}", sidecar.port)]);
+        command.args(["--router", ROUTER]).env("BATON_TOKEN", TOKEN);
+        command
     }
 
     fn start_sidecar(&mut self, sidecar: Sidecar, command: &mut Command) -> Result<()> {
@@ -183,10 +176,10 @@ impl Cluster {
         let mut progress = Progress::start("engine boot");
         for engine in engines {
             progress.note(&format!("waiting for {}", engine.name));
-            let health = format!("{}/health", engine.url());
+            let ready = format!("{}/{}", engine.url(), self.installation.readiness());
             http::wait_for(&format!("engine {} boots", engine.name), BOOT_BOUND, || {
                 self.check_running()?;
-                Ok(http::is_ok(&health).then_some(()))
+                Ok(http::is_ok(&ready).then_some(()))
             })?;
         }
         let workers: Vec<String> = self
@@ -344,12 +337,4 @@ impl Cluster {
             .chain(sidecars)
             .chain(&mut self.engines)
     }
-}
-
-fn sidecar_command(sidecar: &Sidecar) -> Command {
-    let mut command = Command::new(workspace::release_binary("baton-sidecar-vllm"));
-    command.args(["--worker-id", &sidecar.worker]);
-    command.args(["--listen", &format!("127.0.0.1:{}", sidecar.port)]);
-    command.args(["--router", ROUTER]).env("BATON_TOKEN", TOKEN);
-    command
 }

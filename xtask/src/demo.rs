@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::client::{self, Chat};
 use crate::cluster::{Cluster, DECODE_0, PREFILL_0, ROUTER};
-use crate::engines::vllm::{self, MODEL};
+use crate::engines::{self, MODEL};
 use crate::system::{self, Missing, Need};
-use crate::{DemoArgs, DemoEngine, namespace, workspace};
+use crate::{DemoArgs, DemoEngine, EngineKind, namespace, workspace};
 
 /// The demo of emulated engines; a part of the integration crate.
 const EMULATED: &str = "baton-demo";
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &DemoArgs, missing: Missing) -> Result<()> {
         return run_inside(args);
     }
     system::ensure_present(&[Need::Libclang, Need::Ip, Need::Namespaces], missing)?;
-    vllm::install(missing)?;
+    engines::install(EngineKind::Vllm, missing)?;
     workspace::build_release()?;
     namespace::enter()
 }
@@ -52,13 +52,13 @@ fn emulated(args: &DemoArgs, missing: Missing) -> Result<()> {
 
 fn run_inside(args: &DemoArgs) -> Result<()> {
     let logs = workspace::logs_directory(args.keep_logs.as_deref(), LOGS)?;
-    let mut cluster = Cluster::new(vllm::installed()?, &logs);
+    let mut cluster = Cluster::new(engines::installed(EngineKind::Vllm)?, &logs);
     // On idle engines of one machine moving KV never pays, and the router would rightly move none.
     cluster.start_router("split")?;
     cluster.launch(&PREFILL_0, 9101)?;
     cluster.launch(&DECODE_0, 9102)?;
     cluster.wait_until_ready(&[PREFILL_0, DECODE_0])?;
-    let script = vllm::recipe().join("e2e/demo.py");
+    let script = engines::client("demo.py");
     let arguments = ["--router", ROUTER, "--model", MODEL].map(str::to_owned);
     let outcome = client::run("streamed chats", &cluster.python(), &script, &arguments)?;
     print_table(&outcome.chats);

@@ -10,7 +10,6 @@ mod in_flight;
 mod links;
 mod view;
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -18,13 +17,18 @@ use anyhow::{Context, Result, ensure};
 
 use crate::client::{self, Check, Client, Outcome};
 use crate::cluster::{AGGREGATED, Cluster, DECODE_0, DECODE_1, HandStarted, PREFILL_0, ROUTER};
-use crate::engines::vllm::{self, Engine, MODEL};
+use crate::engines::{self, Engine, Installation, MODEL};
 use crate::report::Report;
 use crate::system::{self, Missing, Need};
 use crate::{E2eArgs, E2eStep, EngineKind, namespace, workspace};
 
-const REQUESTS: u32 = 300;
-const SMOKE_REQUESTS: u32 = 48;
+/// Greedy answers that are compared, and how many of them with `--smoke`.
+const fn requests(engine: EngineKind) -> [u32; 2] {
+    match engine {
+        EngineKind::Vllm => [300, 48],
+        EngineKind::Sglang => [200, 24],
+    }
+}
 
 /// Sends tampered tickets to sidecars; a part of the integration crate.
 const TICKET_PROBE: &str = "baton-ticket-probe";
@@ -44,7 +48,10 @@ const LAUNCHED_CASES: [&str; 2] = ["err_do_remote_prefill_without_blocks", "even
 
 /// Runs the whole proof, or its short cut.
 pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
-    let EngineKind::Vllm = args.engine;
+    ensure!(
+        args.only.iter().all(|step| step.is_for(args.engine)),
+        "a step of --only is not made for this engine: leave it away"
+    );
     ensure!(
         !args.smoke || !args.only.contains(&E2eStep::Churn),
         "the step churn needs two decode engines: leave --smoke away"
@@ -54,9 +61,10 @@ pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
         return run_inside(args);
     }
     system::ensure_present(&[Need::Libclang, Need::Ip, Need::Namespaces], missing)?;
-    vllm::install(missing)?;
-    if args.only.is_empty() || args.only.contains(&E2eStep::Transfer) {
-        transfer(&vllm::installed()?)?;
+    engines::install(args.engine, missing)?;
+    let transfers = args.only.is_empty() || args.only.contains(&E2eStep::Transfer);
+    if transfers && E2eStep::Transfer.is_for(args.engine) {
+        transfer(&engines::installed(args.engine)?)?;
     }
     if args.only == [E2eStep::Transfer] {
         return Ok(());
@@ -67,7 +75,7 @@ pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
 
 /// The tests that need NIXL, over the library that the engine brought. They start processes of their own and no engine, and
 /// need cargo, so they run outside of the namespaces.
-fn transfer(engine: &vllm::Installation) -> Result<()> {
+fn transfer(engine: &Installation) -> Result<()> {
     workspace::run(
         workspace::cargo()
             .args(["test", "--locked", "--package", "baton-transfer"])
@@ -86,10 +94,11 @@ fn transfer(engine: &vllm::Installation) -> Result<()> {
 }
 
 fn run_inside(args: &E2eArgs) -> Result<()> {
-    let logs = workspace::logs_directory(args.keep_logs.as_deref(), "e2e/vllm")?;
+    let name = format!("e2e/{}", args.engine.folder());
+    let logs = workspace::logs_directory(args.keep_logs.as_deref(), &name)?;
     let mut run = Run {
         args,
-        cluster: Cluster::new(vllm::installed()?, &logs),
+        cluster: Cluster::new(engines::installed(args.engine)?, &logs),
         report: Report::default(),
     };
     if let Err(error) = run.all_steps() {
@@ -132,7 +141,7 @@ impl Run<'_> {
             .add("boot", started.elapsed(), Ok(Outcome::default()));
         self.look("links", |run| Ok(run.links()))?;
         self.step(E2eStep::Surface, |run| {
-            run.client("OpenAI surface", "surface.py", &reference_arguments())
+            run.client("OpenAI surface", "surface.py", &run.reference_arguments())
         })?;
         self.step(E2eStep::Tokens, Self::tokens)?;
         self.step(E2eStep::Conformance, Self::conformance)?;
@@ -145,28 +154,38 @@ impl Run<'_> {
         self.look("nothing is left in flight", |run| Ok(run.in_flight()))
     }
 
-    /// Boots everything; the decode engine that was started by hand, if there is one.
+    /// Boots everything; the second decode engine, which was started by hand, if there is one.
     fn boot(&mut self) -> Result<Option<HandStarted>> {
         self.cluster.start_router("split")?;
         self.cluster.launch(&PREFILL_0, 9101)?;
-        self.cluster.launch(&DECODE_0, 9102)?;
-        self.cluster.start_engine(AGGREGATED)?;
-        let beside = if self.args.smoke {
-            None
-        } else {
-            let started = self.cluster.start_engine(DECODE_1)?;
-            // At once, so that the sidecar must wait for its engine.
-            self.cluster.attach(&started, DECODE_1.name, 9103)?;
-            Some(started)
+        let beside = match self.args.engine {
+            EngineKind::Vllm => {
+                self.cluster.launch(&DECODE_0, 9102)?;
+                let second = (!self.args.smoke).then_some((DECODE_1, 9103));
+                second.map(|(engine, port)| self.start_beside(engine, port))
+            }
+            // Both ways to attach, with one engine less.
+            EngineKind::Sglang => {
+                self.start_beside(DECODE_0, 9102)?;
+                None
+            }
         };
+        self.cluster.start_engine(AGGREGATED)?;
         let mut engines = vec![PREFILL_0, AGGREGATED];
         engines.extend(self.decode_engines());
         self.cluster.wait_until_ready(&engines)?;
-        Ok(beside)
+        beside.transpose()
+    }
+
+    /// Starts an engine by hand, and its sidecar at once, so that it must wait for its engine.
+    fn start_beside(&mut self, engine: Engine, port: u16) -> Result<HandStarted> {
+        let started = self.cluster.start_engine(engine)?;
+        self.cluster.attach(&started, engine.name, port)?;
+        Ok(started)
     }
 
     fn decode_engines(&self) -> Vec<Engine> {
-        if self.args.smoke {
+        if self.args.smoke || self.args.engine == EngineKind::Sglang {
             vec![DECODE_0]
         } else {
             vec![DECODE_0, DECODE_1]
@@ -180,7 +199,7 @@ impl Run<'_> {
         suite.args(["--json", "--model", MODEL]);
         for (role, engine) in [("prefill", PREFILL_0), ("decode", DECODE_0)] {
             suite.args([&format!("--{role}"), &engine.url()]);
-            let side_channel = format!("127.0.0.1:{}", engine.side_channel);
+            let side_channel = format!("127.0.0.1:{}", engine.meeting_port);
             suite.args([&format!("--{role}-side-channel"), &side_channel]);
         }
         suite.args(["--aggregated", &AGGREGATED.url()]);
@@ -199,12 +218,10 @@ impl Run<'_> {
 
     /// Split answers against the aggregated engine's.
     fn equality(&mut self) -> Result<Outcome> {
-        let requests = self.args.requests.unwrap_or(if self.args.smoke {
-            SMOKE_REQUESTS
-        } else {
-            REQUESTS
-        });
-        let mut arguments = reference_arguments();
+        let [whole, smoke] = requests(self.args.engine);
+        let usual = if self.args.smoke { smoke } else { whole };
+        let requests = self.args.requests.unwrap_or(usual);
+        let mut arguments = self.reference_arguments();
         arguments.extend(["--requests".to_owned(), requests.to_string()]);
         arguments.extend([
             "--concurrency".to_owned(),
@@ -225,8 +242,16 @@ impl Run<'_> {
         let recordings = workspace::root().join("integration/recordings/vllm/refused");
         let mut arguments = router_arguments();
         arguments.extend(["--recordings".to_owned(), recordings.display().to_string()]);
-        for engine in [PREFILL_0].into_iter().chain(self.decode_engines()) {
-            arguments.extend(["--engine".to_owned(), engine.url()]);
+        let alive: Vec<String> = match self.args.engine {
+            EngineKind::Vllm => {
+                let engines = [PREFILL_0].into_iter().chain(self.decode_engines());
+                engines.map(|engine| engine.url()).collect()
+            }
+            // Neither engine of a pair answers alone.
+            EngineKind::Sglang => vec![ROUTER.to_owned()],
+        };
+        for url in alive {
+            arguments.extend(["--engine".to_owned(), url]);
         }
         self.client("refusals", "refusals.py", &arguments)
     }
@@ -280,8 +305,14 @@ impl Run<'_> {
     }
 
     fn wants(&self, step: E2eStep) -> bool {
-        let E2eArgs { only, faults, .. } = self.args;
+        let E2eArgs {
+            engine,
+            only,
+            faults,
+            ..
+        } = self.args;
         match step {
+            _ if !step.is_for(*engine) => false,
             E2eStep::Faults if *faults => true,
             _ if only.is_empty() => !faults,
             _ => only.contains(&step),
@@ -302,7 +333,19 @@ impl Run<'_> {
     }
 
     fn client(&self, title: &str, name: &str, arguments: &[String]) -> Result<Outcome> {
-        client::run(title, &self.cluster.python(), &script(name), arguments)
+        client::run(
+            title,
+            &self.cluster.python(),
+            &engines::client(name),
+            arguments,
+        )
+    }
+
+    fn reference_arguments(&self) -> Vec<String> {
+        let mut arguments = router_arguments();
+        arguments.extend(["--aggregated".to_owned(), AGGREGATED.url()]);
+        arguments.extend(["--engine-kind", self.args.engine.folder()].map(str::to_owned));
+        arguments
     }
 }
 
@@ -310,14 +353,4 @@ fn router_arguments() -> Vec<String> {
     ["--router", ROUTER, "--model", MODEL]
         .map(str::to_owned)
         .into()
-}
-
-fn reference_arguments() -> Vec<String> {
-    let mut arguments = router_arguments();
-    arguments.extend(["--aggregated".to_owned(), AGGREGATED.url()]);
-    arguments
-}
-
-fn script(name: &str) -> PathBuf {
-    vllm::recipe().join("e2e").join(name)
 }

@@ -53,10 +53,10 @@ enum Command {
 
     /// Prove Baton on real, unmodified engines.
     ///
-    /// Installs the engine if needed, boots one prefill and two decode engines and an aggregated one as the reference, with
-    /// sidecars and a router, in network and process namespaces of this run alone, and compares what clients get. Before
-    /// that, one more engine with few blocks shows that router and sidecar know exactly what it holds, and two more that a
-    /// handoff survives what happens to them. Logs and `report.json` are left in target/e2e/ENGINE.
+    /// Installs the engine if needed, boots one prefill and two decode engines (one of SGLang) and an aggregated one as the
+    /// reference, with sidecars and a router, in network and process namespaces of this run alone, and compares what clients
+    /// get. Before that, one more engine with few blocks shows that router and sidecar know exactly what it holds, and two
+    /// more that a handoff survives what happens to them. Logs and `report.json` are left in target/e2e/ENGINE.
     E2e(E2eArgs),
 
     /// See it work: two prefill and two decode engines, a mixed load, a worker that dies.
@@ -82,7 +82,7 @@ enum EnginesCommand {
     /// Install an engine by its pinned recipe in integration/engines/.
     ///
     /// Goes to target/engines/ENGINE, or to BATON_ENGINES_DIR/ENGINE. Does nothing if this very recipe is already
-    /// installed there. BATON_VLLM_VENV names a Python environment to use instead of installing one.
+    /// installed there. BATON_VLLM_VENV and BATON_SGLANG_VENV name Python environments to use instead of installing one.
     Install {
         /// Which engine to install.
         #[arg(value_enum)]
@@ -91,10 +91,12 @@ enum EnginesCommand {
 }
 
 /// An engine that has a recipe.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum EngineKind {
     /// vLLM on the CPU, KV over NIXL.
     Vllm,
+    /// SGLang on the CPU, KV over NIXL; two shims stand in for what exists for GPUs alone.
+    Sglang,
 }
 
 /// An engine that the demo can show.
@@ -163,6 +165,17 @@ impl E2eStep {
         Self::Churn,
     ];
 
+    /// Whether the step is made for this engine.
+    fn is_for(self, engine: EngineKind) -> bool {
+        let of_vllm_alone = [
+            Self::Transfer,
+            Self::Conformance,
+            Self::Tickets,
+            Self::Churn,
+        ];
+        engine == EngineKind::Vllm || !of_vllm_alone.contains(&self)
+    }
+
     fn title(self) -> &'static str {
         match self {
             Self::Transfer => "transfer",
@@ -203,7 +216,8 @@ struct E2eArgs {
     #[arg(long, value_enum, value_name = "STEP")]
     only: Vec<E2eStep>,
 
-    /// How many greedy answers to compare with the aggregated engine's [default: 300, or 48 with --smoke].
+    /// How many greedy answers to compare with the aggregated engine's [default: 300, or 48 with --smoke; of SGLang 200, or
+    /// 24].
     #[arg(long)]
     requests: Option<u32>,
 
@@ -229,9 +243,7 @@ fn main() -> ExitCode {
         Command::E2e(args) => e2e::run(&args, missing),
         Command::Demo(args) => demo::run(&args, missing),
         Command::Bench(bench) => bench::run(&bench, missing),
-        Command::Engines(EnginesCommand::Install {
-            engine: EngineKind::Vllm,
-        }) => engines::vllm::install(missing),
+        Command::Engines(EnginesCommand::Install { engine }) => engines::install(engine, missing),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -56,7 +56,12 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 
 /// Release builds of the binaries that run beside engines, and of those that probe them.
 pub(crate) fn build_release() -> Result<()> {
-    let packages = ["baton-router", "baton-sidecar-vllm", "baton-integration"];
+    let packages = [
+        "baton-router",
+        "baton-sidecar-vllm",
+        "baton-sidecar-sglang",
+        "baton-integration",
+    ];
     run(cargo()
         .args(["build", "--release", "--locked"])
         .args(packages.iter().flat_map(|name| ["--package", name])))

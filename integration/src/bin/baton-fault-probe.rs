@@ -7,17 +7,21 @@ use std::process::ExitCode;
 use anyhow::Result;
 use baton_integration::fault_probe::rows;
 use baton_integration::fault_probe::stand::Parts;
+use baton_integration::real::engine::Kind;
 use baton_integration::real::report::Report;
 use clap::Parser;
 
 /// Freezes and kills engines, sidecars, the router and clients in the middle of handoffs, and checks that nobody gets a wrong
 /// answer or waits for ever, and that all blocks are free again.
 ///
-/// Give vLLM's command with its model after --; flags for few blocks, a short lease and the connector are added. Prints one
-/// JSON object a line, as end-to-end clients do.
+/// Give the engine's command with its model after --; flags for few blocks, for handing over and, of vLLM, for a short lease
+/// are added. Prints one JSON object a line, as end-to-end clients do.
 #[derive(Debug, Parser)]
 #[command(max_term_width = 100, verbatim_doc_comment)]
 struct Args {
+    /// Which engine the command starts.
+    #[arg(long, value_enum, default_value = "vllm")]
+    engine: Kind,
     /// Folder of Baton's binaries.
     #[arg(long, value_name = "DIR")]
     binaries: PathBuf,
@@ -55,8 +59,9 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<bool> {
     let whole = !args.smoke;
-    let report = Report::new(rows::count(whole));
+    let report = Report::new(rows::count(args.engine, whole));
     let parts = Parts {
+        kind: args.engine,
         binaries: args.binaries.clone(),
         engine: args.command.clone(),
         model: args.model.clone(),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use baton_integration::real::engine::Kind;
 use baton_integration::real::report::Report;
 use baton_integration::view_probe::stages::{self, Size};
 use baton_integration::view_probe::stand::Parts;
@@ -11,11 +12,14 @@ use clap::Parser;
 
 /// Checks that router and sidecar know what an engine holds, whatever happens to any of them.
 ///
-/// Give vLLM's command with its model after --; flags for few blocks, events and an adapter are added. Prints one JSON
+/// Give the engine's command with its model after --; flags for few blocks, events and an adapter are added. Prints one JSON
 /// object a line, as end-to-end clients do.
 #[derive(Debug, Parser)]
 #[command(max_term_width = 100, verbatim_doc_comment)]
 struct Args {
+    /// Which engine the command starts.
+    #[arg(long, value_enum, default_value = "vllm")]
+    engine: Kind,
     /// Folder of Baton's binaries.
     #[arg(long, value_name = "DIR")]
     binaries: PathBuf,
@@ -68,6 +72,7 @@ fn run(args: &Args) -> Result<bool> {
     };
     let report = Report::new(size.total());
     let parts = Parts {
+        kind: args.engine,
         binaries: args.binaries.clone(),
         engine: args.command.clone(),
         model: args.model.clone(),

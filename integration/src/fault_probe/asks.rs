@@ -5,7 +5,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
-use super::seat::BLOCK;
+use super::seat::{BLOCK, PREFILL_BLOCKS};
 use super::stand::TOKEN;
 use crate::real::http;
 
@@ -20,6 +20,12 @@ pub const USUAL_BLOCKS: usize = SHORT.div_ceil(BLOCK);
 
 /// Prompt tokens of a request that takes the prefill engine a dozen steps.
 const LONG: usize = 43 * BLOCK + 7;
+
+/// Prompt tokens that SGLang's prefill engine has no room for; its decode engine has.
+const TOO_LONG: usize = (PREFILL_BLOCKS + 10) * BLOCK;
+
+/// Prompt tokens that its second decode engine has no room for; everybody else has.
+const RATHER_LONG: usize = 70 * BLOCK;
 
 /// Tokens of a usual answer.
 const FEW: u32 = 12;
@@ -104,6 +110,16 @@ impl Workload {
     /// An answer that takes long.
     pub fn long_answer(&mut self, stream: bool) -> Ask {
         self.ask(SHORT, MANY, stream)
+    }
+
+    /// A prompt that the prefill engine refuses, and the decode engine would not.
+    pub fn too_long(&mut self, stream: bool) -> Ask {
+        self.ask(TOO_LONG, FEW, stream)
+    }
+
+    /// A prompt that the second decode engine refuses, and the prefill engine does not.
+    pub fn rather_long(&mut self, stream: bool) -> Ask {
+        self.ask(RATHER_LONG, FEW, stream)
     }
 
     fn ask(&mut self, prompt: usize, max_tokens: u32, stream: bool) -> Ask {

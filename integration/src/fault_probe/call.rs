@@ -42,9 +42,20 @@ enum More {
 impl Call {
     /// Sends a request.
     pub fn begin(router: SocketAddr, model: &str, ask: &Ask) -> Result<Self> {
+        Self::begin_by(router, model, ask, &[])
+    }
+
+    /// Sends a request with further headers.
+    pub fn begin_by(
+        router: SocketAddr,
+        model: &str,
+        ask: &Ask,
+        more: &[(&str, &str)],
+    ) -> Result<Self> {
         let mut connection = TcpStream::connect_timeout(&router, PATIENCE)
             .with_context(|| format!("nobody listens at {router}"))?;
-        let headers = [("content-type", "application/json"), ("baton-explain", "1")];
+        let usual = [("content-type", "application/json"), ("baton-explain", "1")];
+        let headers = [&usual[..], more].concat();
         let body = ask.body(model).to_string();
         let bytes = client::request("POST", "/v1/completions", &headers, body.as_bytes());
         connection.write_all(&bytes)?;

@@ -1,6 +1,6 @@
 //! What router, sidecars and engines tell of themselves.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::page::Page;
 use crate::real::http;
@@ -25,41 +25,6 @@ pub fn tickets(sidecar: &str, state: &str) -> Result<i64> {
 /// How many legs of a stage are in a sidecar's engine.
 pub fn in_flight(sidecar: &str, stage: &str) -> Result<i64> {
     Ok(page(sidecar)?.sum("baton_sidecar_in_flight", &[("stage", stage)]))
-}
-
-/// What an engine tells of what it is doing.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Engine {
-    /// Share of its blocks that are in use.
-    pub usage: f64,
-    /// Requests that run.
-    pub running: f64,
-    /// Requests that wait.
-    pub waiting: f64,
-    /// Prefilled requests whose lease ran out.
-    pub expired: f64,
-}
-
-/// `GET /metrics` of an engine.
-pub fn engine(base: &str) -> Result<Engine> {
-    let page = page(base)?;
-    let value = |name: &str| {
-        let of_name = |line: &&str| line.split(['{', ' ']).next() == Some(name);
-        let mut lines = page.text().lines();
-        let value = lines.find(of_name).and_then(|line| line.rsplit(' ').next());
-        let value = value.with_context(|| format!("{base} does not tell {name}"))?;
-        value
-            .parse::<f64>()
-            .with_context(|| format!("{name} is {value}"))
-    };
-    // Engines without a connector have no such counter.
-    let expired = value("vllm:nixl_num_kv_expired_reqs_total").unwrap_or(0.0);
-    Ok(Engine {
-        usage: value("vllm:kv_cache_usage_perc")?,
-        running: value("vllm:num_requests_running")?,
-        waiting: value("vllm:num_requests_waiting")?,
-        expired,
-    })
 }
 
 /// What the router has counted of attempts that went wrong.

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use super::look;
 use super::seat::{Part, Seat};
 use super::stand::{Stand, Who};
+use crate::real::engine::Kind;
 use crate::real::http;
 
 /// Blocks of an engine that lives are free again within this, whatever happened.
@@ -52,7 +53,7 @@ pub fn wait(stand: &mut Stand, expected: &[Expected]) -> Result<Vec<Quiet>> {
         let mut busy = Vec::new();
         for one in left.drain(..) {
             let seat = stand.seat(one.who)?;
-            if is_quiet(seat)? {
+            if is_quiet(stand.parts.kind, seat)? {
                 quiet.push(Quiet {
                     name: seat.name,
                     after: one.since.elapsed(),
@@ -76,7 +77,7 @@ pub fn wait(stand: &mut Stand, expected: &[Expected]) -> Result<Vec<Quiet>> {
 /// What somebody who is not quiet tells of itself.
 fn state(stand: &Stand, who: Who) -> String {
     let told = stand.seat(who).and_then(|seat| {
-        let engine = look::engine(&seat.engine_url())?;
+        let engine = stand.doing(who)?;
         let sidecar = look::page(&seat.sidecar_url())?;
         let [legs, tickets] =
             ["in_flight", "tickets"].map(|name| sidecar.sum(&format!("baton_sidecar_{name}"), &[]));
@@ -89,9 +90,8 @@ fn state(stand: &Stand, who: Who) -> String {
 }
 
 /// Nothing is held or under way in an engine, and its sidecar believes so too.
-fn is_quiet(seat: &Seat) -> Result<bool> {
-    let engine = look::engine(&seat.engine_url())?;
-    if engine.usage + engine.running + engine.waiting > 0.0 {
+fn is_quiet(kind: Kind, seat: &Seat) -> Result<bool> {
+    if !kind.doing(&seat.engine_url())?.is_nothing() {
         return Ok(false);
     }
     if seat.sidecar.is_none() {

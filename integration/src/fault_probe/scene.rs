@@ -11,6 +11,7 @@ use super::quiet::{self, Expected, Quiet, SOON};
 use super::seat::Part;
 use super::stand::{Parts, Stand, Who};
 use super::verdict::Verdict;
+use crate::real::engine::Kind;
 use crate::real::http;
 use crate::real::report::Report;
 
@@ -71,8 +72,11 @@ impl<'a> Scene<'a> {
     /// Begins a row.
     pub fn enter(&mut self, row: &'static str) -> Result<()> {
         self.row = row;
-        let runs = |wanted: Part| self.stand.workers().any(|(_, seat)| seat.part == wanted);
-        if runs(Part::Prefill) && runs(Part::Decode) {
+        let runs = |wanted: fn(Part) -> bool| {
+            let mut workers = self.stand.workers();
+            workers.any(|(_, seat)| wanted(seat.part))
+        };
+        if runs(|part| part == Part::Prefill) && runs(Part::decodes) {
             self.recover()?;
         }
         self.asked.clear();
@@ -164,6 +168,14 @@ impl<'a> Scene<'a> {
     /// Waits until so many prompts are being computed.
     pub fn until_running(&self, prompts: i64) -> Result<()> {
         self.until_tickets("running", prompts)
+    }
+
+    /// Waits until so many prefills have begun. An engine that hands over while it computes has them claimed at once.
+    pub fn until_begun(&self, prompts: i64) -> Result<()> {
+        match self.stand.parts.kind {
+            Kind::Vllm => self.until_running(prompts),
+            Kind::Sglang => self.until_claimed(prompts),
+        }
     }
 
     /// Waits until so many handoffs are between their legs.
@@ -277,8 +289,11 @@ impl<'a> Scene<'a> {
         self.join(who)
     }
 
-    /// Has the prefill engine use all its blocks for other prompts.
+    /// Has the prefill engine use all its blocks for other prompts. SGLang's answers nobody who comes alone.
     pub fn overwrite_prefill(&mut self) -> Result<()> {
+        if self.stand.parts.kind == Kind::Sglang {
+            return Ok(());
+        }
         let engine = self.stand.seat(Who::Prefill)?.engine_url();
         for _ in 0..OVERWRITTEN_BY {
             self.salts += 1;
@@ -324,14 +339,14 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Whoever decodes has nothing foreign in its cache.
+    /// Whoever decodes has nothing foreign in its cache. SGLang's decode engine keeps nothing that it could have wrong.
     fn nothing_foreign(&mut self) -> Result<()> {
+        if self.stand.parts.kind == Kind::Sglang {
+            return Ok(());
+        }
         let router = self.stand.router_url();
         let model = self.stand.parts.model.clone();
-        let decodes = self
-            .stand
-            .workers()
-            .filter(|(_, seat)| seat.part == Part::Decode);
+        let decodes = self.stand.workers().filter(|(_, seat)| seat.part.decodes());
         let workers: Vec<(Who, &str)> = decodes.map(|(who, seat)| (who, seat.name)).collect();
         for (who, worker) in workers {
             self.stand.wait_until_ready(&[who])?;
@@ -356,8 +371,7 @@ impl<'a> Scene<'a> {
         let mut found = None;
         self.until("somebody decodes", || {
             for (who, seat) in self.stand.workers() {
-                if seat.part == Part::Decode && look::in_flight(&seat.sidecar_url(), "decode")? > 0
-                {
+                if seat.part.decodes() && look::in_flight(&seat.sidecar_url(), "decode")? > 0 {
                     found = Some(who);
                 }
             }

@@ -1,7 +1,6 @@
 //! One engine with its sidecar beside it: where both listen, and how the engine is launched.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -9,6 +8,7 @@ use serde_json::json;
 
 use super::stand::{LEASE_S, Parts, TOKEN};
 use crate::ports;
+use crate::real::engine::Kind;
 use crate::real::process::Process;
 
 /// Tokens in a block. vLLM's CPU backend takes multiples of 32.
@@ -23,6 +23,9 @@ const DECODE_PLACES: usize = 4;
 /// Longest sequence.
 pub const MAX_LENGTH: usize = 2048;
 
+/// The same of SGLang: longer than what its prefill engine has room for, so that it refuses some prompts by itself.
+pub const SGLANG_MAX_LENGTH: usize = 4096;
+
 /// What an engine does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -30,6 +33,8 @@ pub enum Part {
     Prefill,
     /// Generates from the KV of others.
     Decode,
+    /// The same, and it refuses prompts that others take.
+    SmallDecode,
     /// Answers alone; nobody but the probe knows it.
     Reference,
 }
@@ -42,6 +47,11 @@ struct Size {
 }
 
 impl Part {
+    /// It generates from the KV of others.
+    pub fn decodes(self) -> bool {
+        matches!(self, Self::Decode | Self::SmallDecode)
+    }
+
     fn size(self) -> Size {
         match self {
             // Small steps, so that a long prompt takes several of them and can be given up in between.
@@ -55,6 +65,11 @@ impl Part {
                 sequences: DECODE_PLACES,
                 step: 512,
             },
+            Self::SmallDecode => Size {
+                blocks: 64,
+                sequences: DECODE_PLACES,
+                step: 512,
+            },
             Self::Reference => Size {
                 blocks: 256,
                 sequences: 4,
@@ -63,10 +78,18 @@ impl Part {
         }
     }
 
+    fn disaggregation_mode(self) -> Option<&'static str> {
+        match self {
+            Self::Prefill => Some("prefill"),
+            Self::Decode | Self::SmallDecode => Some("decode"),
+            Self::Reference => None,
+        }
+    }
+
     fn kv_role(self) -> Option<&'static str> {
         match self {
             Self::Prefill => Some("kv_producer"),
-            Self::Decode => Some("kv_consumer"),
+            Self::Decode | Self::SmallDecode => Some("kv_consumer"),
             Self::Reference => None,
         }
     }
@@ -80,8 +103,10 @@ pub struct Seat {
     /// What it does.
     pub part: Part,
     engine_at: SocketAddr,
-    side_channel: SocketAddr,
+    meeting_at: SocketAddr,
     sidecar_at: SocketAddr,
+    /// Where its sidecar says that others find it, if it is one of SGLang's.
+    pub told_host: &'static str,
     /// What a decode engine does with a request whose KV it could not fetch.
     on_failed_load: &'static str,
     /// One for each boot, unless it is kept on purpose.
@@ -99,8 +124,9 @@ impl Seat {
             name,
             part,
             engine_at: ports::free(),
-            side_channel: ports::free(),
+            meeting_at: ports::free(),
             sidecar_at: ports::free(),
+            told_host: "127.0.0.1",
             on_failed_load,
             boots: 0,
             engine: None,
@@ -141,11 +167,6 @@ impl Seat {
             .engine
             .split_first()
             .context("there is no engine command")?;
-        let Size {
-            blocks,
-            sequences,
-            step,
-        } = self.part.size();
         let mut command = Command::new(program);
         command.args(arguments).args([
             "--served-model-name",
@@ -154,6 +175,21 @@ impl Seat {
             &self.engine_at.ip().to_string(),
             "--port",
             &self.engine_at.port().to_string(),
+        ]);
+        match parts.kind {
+            Kind::Vllm => self.vllm(&mut command),
+            Kind::Sglang => self.sglang(&mut command),
+        }
+        Ok(command)
+    }
+
+    fn vllm(&self, command: &mut Command) {
+        let Size {
+            blocks,
+            sequences,
+            step,
+        } = self.part.size();
+        command.args([
             "--max-model-len",
             &MAX_LENGTH.to_string(),
             "--block-size",
@@ -168,24 +204,64 @@ impl Seat {
         if let Some(config) = self.kv_transfer_config() {
             command.args(["--kv-transfer-config", &config]);
         }
-        let (host, port) = (self.side_channel.ip(), self.side_channel.port());
+        let (host, port) = (self.meeting_at.ip(), self.meeting_at.port());
         command.env("VLLM_NIXL_SIDE_CHANNEL_HOST", host.to_string());
         command.env("VLLM_NIXL_SIDE_CHANNEL_PORT", port.to_string());
         // As a sidecar launches it.
         command.env("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1");
-        Ok(command)
+    }
+
+    /// Its own bounds on waiting for the other side stay what they are: 300 s.
+    fn sglang(&self, command: &mut Command) {
+        let Size {
+            blocks,
+            sequences,
+            step,
+        } = self.part.size();
+        command.args([
+            "--context-length",
+            &SGLANG_MAX_LENGTH.to_string(),
+            "--page-size",
+            &BLOCK.to_string(),
+            "--max-total-tokens",
+            &(blocks * BLOCK).to_string(),
+            "--max-running-requests",
+            &sequences.to_string(),
+            "--chunked-prefill-size",
+            &step.to_string(),
+        ]);
+        let Some(mode) = self.part.disaggregation_mode() else {
+            return;
+        };
+        command.args(["--disaggregation-mode", mode]);
+        command.args(["--disaggregation-transfer-backend", "nixl"]);
+        match self.part {
+            Part::Prefill => command.args([
+                "--disaggregation-bootstrap-port",
+                &self.meeting_at.port().to_string(),
+            ]),
+            // The usual place for what is put aside is memory that only a GPU's driver can pin.
+            _ => command.args(["--disaggregation-decode-retraction-backup", "cpu_tensor"]),
+        };
     }
 
     /// The command of a sidecar beside the engine.
-    pub fn sidecar_command(&self, binaries: &Path, router: &str) -> Command {
-        let mut command = Command::new(binaries.join("baton-sidecar-vllm"));
+    pub fn sidecar_command(&self, parts: &Parts, router: &str) -> Command {
+        let mut command = Command::new(parts.binaries.join(parts.kind.sidecar()));
         command.env("BATON_TOKEN", TOKEN);
         command.args(["--worker-id", self.name, "--router", router]);
         command.args(["--listen", &self.sidecar_at.to_string()]);
         command.args(["--engine", &self.engine_url()]);
-        command.args(["--side-channel", &self.side_channel.to_string()]);
-        if let Some(config) = self.kv_transfer_config() {
-            command.args(["--kv-transfer-config", &config]);
+        match (parts.kind, self.kv_transfer_config()) {
+            (Kind::Vllm, config) => {
+                command.args(["--side-channel", &self.meeting_at.to_string()]);
+                if let Some(config) = config {
+                    command.args(["--kv-transfer-config", &config]);
+                }
+            }
+            (Kind::Sglang, _) => {
+                command.args(["--bootstrap-host", self.told_host]);
+            }
         }
         command
     }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use super::look;
 use super::seat::{Part, Seat};
 use crate::ports;
+use crate::real::engine::{Doing, Kind};
 use crate::real::http;
 use crate::real::process::Process;
 
@@ -28,6 +29,8 @@ const FLEET_BOUND: Duration = Duration::from_mins(1);
 /// What the stand is made of.
 #[derive(Debug, Clone)]
 pub struct Parts {
+    /// Which engine it is.
+    pub kind: Kind,
     /// Folder of Baton's binaries.
     pub binaries: PathBuf,
     /// The engine's command; flags are added.
@@ -47,7 +50,7 @@ pub enum Who {
     Prefill,
     /// The decode engine of most rows: a request whose KV it cannot fetch fails.
     Decode,
-    /// Another one, which computes what it cannot fetch. It joins the fleet late.
+    /// Another one, which joins the fleet late. vLLM's computes what it cannot fetch, SGLang's has room for less.
     OtherDecode,
     /// Answers alone.
     Reference,
@@ -66,21 +69,21 @@ pub struct Stand {
 impl Stand {
     /// Nothing runs yet.
     pub fn new(parts: Parts) -> Self {
+        let other = match parts.kind {
+            Kind::Vllm => Seat::new("other-decode", Part::Decode, "recompute"),
+            Kind::Sglang => Seat::new("other-decode", Part::SmallDecode, ""),
+        };
         let mut seats = vec![
             (Who::Prefill, Seat::new("prefill", Part::Prefill, "fail")),
             (Who::Decode, Seat::new("decode", Part::Decode, "fail")),
         ];
         if parts.whole {
-            seats.extend([
-                (
-                    Who::OtherDecode,
-                    Seat::new("other-decode", Part::Decode, "recompute"),
-                ),
-                (
-                    Who::Reference,
-                    Seat::new("reference", Part::Reference, "fail"),
-                ),
-            ]);
+            seats.push((Who::OtherDecode, other));
+        }
+        // SGLang's decode engine answers nobody alone.
+        if parts.whole || parts.kind == Kind::Sglang {
+            let reference = Seat::new("reference", Part::Reference, "fail");
+            seats.push((Who::Reference, reference));
         }
         Self {
             parts,
@@ -125,13 +128,18 @@ impl Stand {
             .with_context(|| format!("{who:?} does not take part"))
     }
 
-    /// The same, to change it.
+    /// A seat, to change it.
     pub fn seat_mut(&mut self, who: Who) -> Result<&mut Seat> {
         let mut seats = self.seats.iter_mut();
         let found = seats.find(|(known, _)| *known == who);
         found
             .map(|(_, seat)| seat)
             .with_context(|| format!("{who:?} does not take part"))
+    }
+
+    /// What somebody's engine is doing.
+    pub fn doing(&self, who: Who) -> Result<Doing> {
+        self.parts.kind.doing(&self.seat(who)?.engine_url())
     }
 
     /// Workers of which engine and sidecar run.
@@ -177,19 +185,18 @@ impl Stand {
 
     /// Waits until an engine answers.
     pub fn wait_for_engine(&mut self, who: Who) -> Result<()> {
-        let url = format!("{}/health", self.seat(who)?.engine_url());
+        let (kind, url) = (self.parts.kind, self.seat(who)?.engine_url());
         let what = format!("the engine of {who:?} boots");
         http::until(&what, BOOT_BOUND, || {
             self.check_running()?;
-            let healthy = http::get(&url, None).is_ok_and(|answer| answer.status == 200);
-            Ok(healthy.then_some(()))
+            Ok(kind.serves(&url).then_some(()))
         })
     }
 
     /// Starts a sidecar beside its engine.
     pub fn start_sidecar(&mut self, who: Who) -> Result<()> {
         let seat = self.seat(who)?;
-        let mut command = seat.sidecar_command(&self.parts.binaries, &self.router_url());
+        let mut command = seat.sidecar_command(&self.parts, &self.router_url());
         let name = format!("sidecar-{}", seat.name);
         let sidecar = self.start(&name, &mut command)?;
         self.seat_mut(who)?.sidecar = Some(sidecar);

@@ -1,7 +1,7 @@
 //! Naive books of what an engine's KV events say that it holds.
 //!
 //! They share nothing with the sidecar's decoder and mirror but the definition of a block's sequence hash. What they do not
-//! expect of vLLM 0.32.0 is an error, not something to cope with.
+//! expect of vLLM 0.32.0 or SGLang 0.5.23 is an error, not something to cope with.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -78,7 +78,11 @@ impl<'v> Fields<'v> {
 
 fn name(value: &Value) -> Result<Name> {
     match value {
-        Value::Integer(number) => Ok(Name::Number(number.as_u64().context("a negative hash")?)),
+        Value::Integer(number) => {
+            let signed = || number.as_i64().map(i64::cast_unsigned);
+            let number = number.as_u64().or_else(signed);
+            Ok(Name::Number(number.context("a hash that is no integer")?))
+        }
         Value::Binary(bytes) => Ok(Name::Digest(bytes.clone())),
         _ => bail!("a block is called {value}"),
     }
@@ -166,7 +170,7 @@ impl Books {
         Ok(())
     }
 
-    /// What comes before the first block of a sequence: its namespace.
+    /// What comes before the first block of a sequence: its namespace. vLLM has a salt among other keys, SGLang apart.
     fn root(&mut self, event: &Fields<'_>) -> Result<SequenceHash> {
         let lora = event.text("lora_name").unwrap_or_default();
         let keys = match event.get("extra_keys") {
@@ -178,7 +182,7 @@ impl Books {
             None => Vec::new(),
         };
         let salt = match (lora, keys.as_slice()) {
-            (_, []) => "",
+            (_, []) => event.text("cache_salt").unwrap_or_default(),
             (lora, [only]) if !lora.is_empty() && *only == lora => "",
             ("", [salt]) => salt,
             (lora, [first, salt]) if *first == lora => salt,

@@ -1,6 +1,6 @@
 //! The engine as a sidecar on another host may see it: its event ports are mapped, and the way there can be cut.
 //!
-//! HTTP goes through a relay that changes nothing but the ports that `GET /kv_event_sources` tells. The event stream and
+//! HTTP goes through a relay that changes nothing but the ports that `GET /kv_event_sources` or `GET /server_info` tells. The event stream and
 //! its replay go through forwarders; while the way is cut nobody listens there, and what the engine publishes is lost.
 
 use std::convert::Infallible;
@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::ports;
+use crate::real::engine::Kind;
 
 /// Where an engine listens.
 #[derive(Debug, Clone, Copy)]
@@ -57,7 +58,7 @@ pub struct Detour {
 
 impl Detour {
     /// Opens the way. The engine need not be there yet.
-    pub fn open(engine: Ports) -> Result<Self> {
+    pub fn open(kind: Kind, engine: Ports) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -65,7 +66,8 @@ impl Detour {
         let seen = Ports::free();
         let listener = runtime.block_on(TcpListener::bind(seen.http));
         let listener = listener.with_context(|| format!("cannot listen on {}", seen.http))?;
-        runtime.spawn(relay(listener, engine.http, seen));
+        let way = Seen { kind, ports: seen };
+        runtime.spawn(relay(listener, engine.http, way));
         let forwarders = [(seen.events, engine.events), (seen.replay, engine.replay)];
         let forwarders = forwarders.map(|(listen, to)| Forwarder::start(&runtime, listen, to));
         let mut detour = Self {
@@ -146,9 +148,46 @@ async fn carry(mut from: TcpStream, to: SocketAddr) {
     }
 }
 
+/// What a sidecar is told in place of what the engine says.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    kind: Kind,
+    ports: Ports,
+}
+
+impl Seen {
+    /// Whether the engine's ports are in the answer to this.
+    fn is_told_at(self, path: &str) -> bool {
+        match self.kind {
+            Kind::Vllm => path == "/kv_event_sources",
+            Kind::Sglang => path == "/server_info",
+        }
+    }
+
+    /// What the engine tells of its event ports, as it is seen.
+    fn mapped(self, told: &[u8]) -> Result<String, BoxError> {
+        let Ports { events, replay, .. } = self.ports;
+        let mut told: Value = serde_json::from_slice(told)?;
+        match self.kind {
+            Kind::Vllm => {
+                for rank in told.as_object_mut().into_iter().flatten() {
+                    rank.1["endpoint"] = format!("tcp://*:{}", events.port()).into();
+                    rank.1["replay_endpoint"] = format!("tcp://{replay}").into();
+                }
+            }
+            Kind::Sglang => {
+                let source = &mut told["kv_events"];
+                source["endpoint_port_base"] = events.port().into();
+                source["replay_endpoint_port_base"] = replay.port().into();
+            }
+        }
+        Ok(told.to_string())
+    }
+}
+
 type Pool = Client<HttpConnector, Body>;
 
-async fn relay(listener: TcpListener, engine: SocketAddr, seen: Ports) {
+async fn relay(listener: TcpListener, engine: SocketAddr, seen: Seen) {
     // An engine of the vLLM kind closes a connection that was idle for 5 s.
     let client: Pool = Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(0)
@@ -173,14 +212,14 @@ async fn relay(listener: TcpListener, engine: SocketAddr, seen: Ports) {
 async fn pass(
     client: &Pool,
     engine: SocketAddr,
-    seen: Ports,
+    seen: Seen,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, BoxError> {
     let path = request
         .uri()
         .path_and_query()
         .map_or("/", |path| path.as_str());
-    let tells_ports = path == "/kv_event_sources";
+    let tells_ports = seen.is_told_at(path);
     let uri: Uri = format!("http://{engine}{path}").parse()?;
     let (mut head, body) = request.into_parts();
     head.uri = uri;
@@ -191,7 +230,7 @@ async fn pass(
         .await?
         .into_parts();
     let body = if tells_ports {
-        full(mapped(&body.collect().await?.to_bytes(), seen)?)
+        full(seen.mapped(&body.collect().await?.to_bytes())?)
     } else {
         body.map_err(Into::into).boxed_unsync()
     };
@@ -201,14 +240,4 @@ async fn pass(
         answer.headers_mut().insert(CONTENT_TYPE, value.clone());
     }
     Ok(answer)
-}
-
-/// What the engine tells of its event ports, as it is seen.
-fn mapped(told: &[u8], seen: Ports) -> Result<String, BoxError> {
-    let mut told: Value = serde_json::from_slice(told)?;
-    for rank in told.as_object_mut().into_iter().flatten() {
-        rank.1["endpoint"] = format!("tcp://*:{}", seen.events.port()).into();
-        rank.1["replay_endpoint"] = format!("tcp://{}", seen.replay).into();
-    }
-    Ok(told.to_string())
 }

@@ -63,17 +63,19 @@ pub const ADAPTER: &str = "ada";
 #[derive(Debug)]
 pub struct Workload {
     random: StdRng,
+    adapters: bool,
     beginnings: Vec<Vec<u32>>,
     asked: Vec<Ask>,
 }
 
 impl Workload {
-    /// The same seed asks the same things.
-    pub fn new(seed: u64) -> Self {
+    /// The same seed asks the same things, of an engine that has the adapter or has none.
+    pub fn new(seed: u64, adapters: bool) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let beginnings = (0..BEGINNINGS).map(|_| tokens(&mut random, 12 * BLOCK));
         Self {
             beginnings: beginnings.collect(),
+            adapters,
             random,
             asked: Vec::new(),
         }
@@ -102,7 +104,7 @@ impl Workload {
         }
         Ask {
             prompt,
-            adapter: random.random_bool(0.2),
+            adapter: random.random_bool(0.2) && self.adapters,
             salt: random
                 .random_bool(0.25)
                 .then(|| SALTS[random.random_range(0..SALTS.len())]),

@@ -9,6 +9,7 @@
 pub mod adapter;
 pub mod books;
 pub mod detour;
+pub mod launch;
 pub mod load;
 pub mod look;
 pub mod predictions;

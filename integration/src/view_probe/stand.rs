@@ -6,14 +6,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::json;
 
 use super::adapter;
 use super::detour::{Detour, Ports};
-use super::load::{ADAPTER, BLOCK};
+use super::launch::{self, Endpoints};
+use super::load::ADAPTER;
 use super::look;
 use super::subscriber::Subscriber;
 use crate::ports;
+use crate::real::engine::Kind;
 use crate::real::http;
 use crate::real::process::Process;
 
@@ -29,12 +30,11 @@ const BOOT_BOUND: Duration = Duration::from_mins(10);
 /// Registration and state changes take a heartbeat or two.
 const FLEET_BOUND: Duration = Duration::from_mins(1);
 
-/// A reset that is refused is tried again for so long.
-const RESET_BOUND: Duration = Duration::from_secs(20);
-
 /// What the stand is made of.
 #[derive(Debug, Clone)]
 pub struct Parts {
+    /// Which engine it is.
+    pub kind: Kind,
     /// Folder of Baton's binaries.
     pub binaries: PathBuf,
     /// The engine's command; flags are added.
@@ -66,14 +66,16 @@ pub struct Stand {
 impl Stand {
     /// Nothing runs yet.
     pub fn new(parts: Parts) -> Result<Self> {
-        adapter::make(&parts.logs.join(ADAPTER))?;
+        if parts.kind == Kind::Vllm {
+            adapter::make(&parts.logs.join(ADAPTER))?;
+        }
         let engine_ports = Ports::free();
         Ok(Self {
+            detour: Detour::open(parts.kind, engine_ports)?,
             parts,
             router_address: ports::free(),
             sidecar_address: ports::free(),
             engine_ports,
-            detour: Detour::open(engine_ports)?,
             router: None,
             sidecar: None,
             engine: None,
@@ -119,7 +121,7 @@ impl Stand {
     }
 
     fn sidecar_command(&self) -> Command {
-        let mut command = self.binary("baton-sidecar-vllm");
+        let mut command = self.binary(self.parts.kind.sidecar());
         command.args(["--worker-id", WORKER]);
         command.args(["--listen", &self.sidecar_address.to_string()]);
         command.args(["--router", &self.router()]);
@@ -145,7 +147,7 @@ impl Stand {
     /// Starts the engine and waits until it answers.
     pub fn start_engine(&mut self) -> Result<()> {
         let mut words = self.engine_words();
-        words.extend(["--kv-events-config".to_owned(), self.events_config()]);
+        words.extend(launch::events(&self.parts, &self.engine_ports));
         let (program, arguments) = words.split_first().context("there is no engine command")?;
         let mut command = Command::new(program);
         command.args(arguments);
@@ -154,50 +156,15 @@ impl Stand {
     }
 
     fn wait_for_engine(&mut self) -> Result<()> {
-        let health = format!("{}/health", self.engine());
+        let (kind, engine) = (self.parts.kind, self.engine());
         http::until("the engine boots", BOOT_BOUND, || {
             self.check_running()?;
-            let healthy = http::get(&health, None).is_ok_and(|answer| answer.status == 200);
-            Ok(healthy.then_some(()))
+            Ok(kind.serves(&engine).then_some(()))
         })
     }
 
-    /// An engine binds only what has a wildcard in it; its replay is always bound.
-    fn events_config(&self) -> String {
-        let Ports { events, replay, .. } = self.engine_ports;
-        let mut config = json!({
-            "enable_kv_cache_events": true,
-            "publisher": "zmq",
-            "endpoint": format!("tcp://*:{}", events.port()),
-            "replay_endpoint": format!("tcp://{replay}"),
-            "topic": "kv",
-        });
-        if let Some(steps) = self.parts.buffer_steps {
-            config["buffer_steps"] = steps.into();
-        }
-        config.to_string()
-    }
-
     fn engine_words(&self) -> Vec<String> {
-        let http = self.engine_ports.http;
-        let adapter = self.parts.logs.join(ADAPTER);
-        let settings = [
-            ("--served-model-name", self.parts.model.clone()),
-            ("--host", http.ip().to_string()),
-            ("--port", http.port().to_string()),
-            ("--max-model-len", "1024".to_owned()),
-            ("--block-size", BLOCK.to_string()),
-            ("--num-gpu-blocks-override", self.parts.blocks.to_string()),
-            ("--max-num-seqs", "8".to_owned()),
-            ("--max-num-batched-tokens", "512".to_owned()),
-            ("--max-lora-rank", "8".to_owned()),
-            ("--lora-modules", format!("{ADAPTER}={}", adapter.display())),
-        ];
-        let settings = settings.map(|(flag, value)| [flag.to_owned(), value]);
-        let mut words = self.parts.engine.clone();
-        words.extend(settings.into_iter().flatten());
-        words.extend(["--enable-lora", "--enable-prompt-tokens-details"].map(str::to_owned));
-        words
+        launch::words(&self.parts, self.engine_ports.http)
     }
 
     /// Waits until the router sends the worker requests.
@@ -220,13 +187,8 @@ impl Stand {
 
     /// An own subscriber to the engine's events, where the engine itself says that they are, and not by the detour.
     pub fn subscribe(&self) -> Result<Subscriber> {
-        let told = http::get(&format!("{}/kv_event_sources", self.engine()), None)?.json()?;
-        let endpoint = |name: &str| {
-            let endpoint = told["0"][name].as_str();
-            let endpoint = endpoint.with_context(|| format!("the engine tells no {name}: {told}"));
-            Ok::<_, anyhow::Error>(endpoint?.replace('*', "127.0.0.1"))
-        };
-        Subscriber::join(&endpoint("endpoint")?, &endpoint("replay_endpoint")?)
+        let Endpoints { events, replay } = launch::endpoints(self.parts.kind, &self.engine())?;
+        Subscriber::join(&events, &replay)
     }
 
     /// Kills the router.
@@ -249,14 +211,9 @@ impl Stand {
         self.sidecar.take().map_or(Ok(()), Process::end)
     }
 
-    /// Empties the engine's prefix cache; with `running`, requests that run begin anew. Otherwise it refuses while any do.
+    /// Empties the engine's prefix cache; with `running`, also while requests run.
     pub fn reset_prefix_cache(&self, running: bool) -> Result<()> {
-        let engine = self.engine();
-        let url = format!("{engine}/reset_prefix_cache?reset_running_requests={running}");
-        http::until("the engine resets its cache", RESET_BOUND, || {
-            let body = http::post(&http::agent(), &url, &json!({}))?.json()?;
-            Ok((body["success"] == true).then_some(()))
-        })
+        launch::reset(self.parts.kind, &self.engine(), running)
     }
 
     fn check_running(&mut self) -> Result<()> {

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Run, router_arguments, script};
+use super::{Run, router_arguments};
 use crate::client::{Check, Client, Outcome};
 use crate::cluster::HandStarted;
+use crate::engines;
 use crate::http;
 
 /// Requests that must have been served before, and again after, the fleet changes.
@@ -24,11 +25,10 @@ impl Run<'_> {
         arguments.extend(
             ["--expect-decode", "decode-0", "--expect-decode", "decode-2"].map(str::to_owned),
         );
-        let script = script("load.py");
         let load = Client::start(
             "load while workers come and go",
             &self.cluster.python(),
-            &script,
+            &engines::client("load.py"),
             &arguments,
         )?;
         let changed = self.change_fleet(beside, &load);

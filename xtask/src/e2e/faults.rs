@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::Run;
 use crate::client::{Client, Outcome};
 use crate::cluster::AGGREGATED;
-use crate::engines::vllm::MODEL;
+use crate::engines::MODEL;
 use crate::workspace;
 
 /// A part of the integration crate.
@@ -25,7 +25,8 @@ impl Run<'_> {
             .arg(workspace::release_binary(""))
             .arg("--logs")
             .arg(self.cluster.logs())
-            .args(["--model", MODEL]);
+            .args(["--model", MODEL])
+            .args(["--engine", self.args.engine.folder()]);
         if !self.args.faults {
             probe.arg("--smoke");
         }

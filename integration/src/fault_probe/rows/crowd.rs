@@ -6,7 +6,6 @@ use anyhow::Result;
 
 use crate::fault_probe::asks::USUAL_BLOCKS;
 use crate::fault_probe::call::{Call, Ended};
-use crate::fault_probe::look;
 use crate::fault_probe::scene::{Asked, Scene};
 use crate::fault_probe::seat::PREFILL_BLOCKS;
 use crate::fault_probe::stand::Who;
@@ -44,20 +43,19 @@ pub(super) fn crowd(scene: &mut Scene<'_>) -> Result<()> {
     scene.quiet_since(since)
 }
 
-fn begin(scene: &Scene<'_>, crowd: &[Asked]) -> Result<Vec<Call>> {
+pub(super) fn begin(scene: &Scene<'_>, crowd: &[Asked]) -> Result<Vec<Call>> {
     crowd.iter().map(|asked| scene.begin(asked)).collect()
 }
 
 /// All prompts that fit are held, and the one beyond them waits.
 fn until_full(scene: &Scene<'_>) -> Result<()> {
     scene.until_claimed(i64::try_from(FITTING)?)?;
-    let engine = scene.stand.seat(Who::Prefill)?.engine_url();
     scene.until("a prompt waits for blocks", || {
-        Ok(look::engine(&engine)?.waiting > 0.0)
+        Ok(scene.stand.doing(Who::Prefill)?.waiting > 0.0)
     })
 }
 
-fn finish(calls: Vec<Call>) -> Vec<Ended> {
+pub(super) fn finish(calls: Vec<Call>) -> Vec<Ended> {
     std::thread::scope(|scope| {
         let calls = calls.into_iter();
         let waiting: Vec<_> = calls
@@ -68,7 +66,7 @@ fn finish(calls: Vec<Call>) -> Vec<Ended> {
     })
 }
 
-fn judge(scene: &Scene<'_>, crowd: &[Asked], ended: &[Ended]) {
+pub(super) fn judge(scene: &Scene<'_>, crowd: &[Asked], ended: &[Ended]) {
     let verdicts: Vec<Verdict> = crowd
         .iter()
         .zip(ended)

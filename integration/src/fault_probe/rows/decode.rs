@@ -14,10 +14,9 @@ const FROZEN: Duration = Duration::from_secs(LEASE_S + 2);
 
 /// It stands still for longer than the prefill engine holds KV by itself. Meanwhile the prefill's sidecar has it kept.
 pub(super) fn frozen(scene: &mut Scene<'_>) -> Result<()> {
-    let prefill = scene.stand.seat(Who::Prefill)?.engine_url();
     let router = scene.stand.router_url();
     for stream in [false, true] {
-        let expired = look::engine(&prefill)?.expired;
+        let expired = scene.stand.doing(Who::Prefill)?.expired;
         let asked = scene.usual(stream)?;
         let failed = look::attempts(&router)?.failed;
         let call = scene.held_by_decode(&asked)?;
@@ -26,7 +25,7 @@ pub(super) fn frozen(scene: &mut Scene<'_>) -> Result<()> {
         let ended = call.finish();
         scene.judge_split("an answer", &asked, &ended);
         scene.quiet_since(Instant::now())?;
-        let expired = look::engine(&prefill)?.expired - expired;
+        let expired = scene.stand.doing(Who::Prefill)?.expired - expired;
         let failed = look::attempts(&router)?.failed - failed;
         let detail = format!("{expired} leases ran out, {failed} attempts failed");
         let kept = expired == 0.0 && failed == 0;

@@ -15,15 +15,14 @@ const OVER: Duration = Duration::from_secs(LEASE_S + 2);
 /// fetches what is in them.
 pub(super) fn run_out(scene: &mut Scene<'_>) -> Result<()> {
     let router = scene.stand.router_url();
-    let engine = scene.stand.seat(Who::Prefill)?.engine_url();
     for stream in [false, true] {
-        let before = look::engine(&engine)?.expired;
+        let before = scene.stand.doing(Who::Prefill)?.expired;
         let asked = scene.usual(stream)?;
         let call = scene.held_by_decode(&asked)?;
         scene.stand.kill_sidecar(Who::Prefill)?;
         scene.pass(OVER)?;
         scene.overwrite_prefill()?;
-        let expired = look::engine(&engine)?.expired - before;
+        let expired = scene.stand.doing(Who::Prefill)?.expired - before;
         let detail = format!("{expired} leases ran out");
         scene.check("the lease ran out", expired > 0.0, &detail);
         let withheld = look::attempts(&router)?.withheld;

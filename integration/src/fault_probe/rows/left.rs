@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::fault_probe::look;
 use crate::fault_probe::quiet::SOON;
 use crate::fault_probe::scene::{Scene, soon};
 use crate::fault_probe::stand::Who;
@@ -27,9 +26,8 @@ pub(super) fn while_computing(scene: &mut Scene<'_>) -> Result<()> {
         let asked = scene.know(ask)?;
         let settled = scene.settled()?;
         let call = scene.begin(&asked)?;
-        let engine = scene.stand.seat(Who::Prefill)?.engine_url();
         scene.until("the prompt is computed", || {
-            Ok(look::engine(&engine)?.usage > 0.0)
+            Ok(scene.stand.doing(Who::Prefill)?.usage > 0.0)
         })?;
         drop(call);
         let since = Instant::now();
@@ -80,9 +78,8 @@ pub(super) fn in_the_answer(scene: &mut Scene<'_>) -> Result<()> {
         if stream {
             call.events(5)?;
         } else {
-            let engine = scene.stand.seat(Who::Decode)?.engine_url();
             scene.until("decode generates", || {
-                Ok(look::engine(&engine)?.running > 0.0)
+                Ok(scene.stand.doing(Who::Decode)?.running > 0.0)
             })?;
         }
         drop(call);

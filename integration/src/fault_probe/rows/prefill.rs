@@ -19,7 +19,7 @@ pub(super) fn frozen_computing(scene: &mut Scene<'_>) -> Result<()> {
         scene.rest()?;
         scene.stand.engine(Who::Prefill)?.freeze()?;
         let call = scene.begin(&asked)?;
-        scene.until_running(1)?;
+        scene.until_begun(1)?;
         scene.pass(FROZEN)?;
         scene.stand.engine(Who::Prefill)?.thaw()?;
         let ended = call.finish();
@@ -56,9 +56,8 @@ pub(super) fn sidecar_killed(scene: &mut Scene<'_>) -> Result<()> {
         scene.until_running(1)?;
         scene.stand.sidecar(Who::Prefill)?.freeze()?;
         scene.stand.engine(Who::Prefill)?.thaw()?;
-        let engine = scene.stand.seat(Who::Prefill)?.engine_url();
         scene.until("KV is held", || {
-            let seen = look::engine(&engine)?;
+            let seen = scene.stand.doing(Who::Prefill)?;
             Ok(seen.running == 0.0 && seen.usage > 0.0)
         })?;
         scene.stand.kill_sidecar(Who::Prefill)?;

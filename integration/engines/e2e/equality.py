@@ -9,11 +9,11 @@ must say that exactly those prompts' tokens came by KV transfer.
 
 import argparse
 
-from common import Report, prompt_tokens_by_source, reset_prefix_cache
+from common import Report
+from engines import ENGINES
 from workload import Answer, Workload, make_workloads, run
 
 STABLE_SHARE = 0.98
-TRANSFERRED = "external_kv_transfer"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -22,14 +22,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--aggregated", required=True, help="base URL of the reference engine")
     parser.add_argument("--decode", required=True, action="append", help="base URL of a decode engine; repeatable")
     parser.add_argument("--model", required=True)
+    parser.add_argument("--engine-kind", choices=ENGINES, default="vllm")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--seed", type=int, default=2, help="of prompts and lengths")
     return parser.parse_args()
-
-
-def transferred_tokens(decode_engines: list[str]) -> float:
-    return sum(prompt_tokens_by_source(engine, TRANSFERRED) for engine in decode_engines)
 
 
 def no_failures(report: Report, name: str, answers: list[Answer]) -> bool:
@@ -49,15 +46,16 @@ def differences(workloads: list[Workload], ours: list[Answer], reference: list[A
 def main() -> None:
     args = parse_arguments()
     report = Report()
+    engine = ENGINES[args.engine_kind]
     workloads = make_workloads(args.requests, args.seed)
 
     references = []
     for turn in ("first", "second"):
-        references.append(run(args.aggregated, args.model, workloads, args.concurrency, report))
+        references.append(run(args.aggregated, args.model, workloads, args.concurrency, report, engine))
         if not no_failures(report, f"the aggregated engine answers ({turn} run)", references[-1]):
             report.exit()
         # The second run must do the work of the first again, not find it in the cache.
-        reset_prefix_cache(args.aggregated)
+        engine.reset_prefix_cache(args.aggregated)
     first, second = references
     stable = [i for i, (a, b) in enumerate(zip(first, second)) if a.comparable() == b.comparable()]
     report.check(
@@ -66,9 +64,9 @@ def main() -> None:
         f"{len(stable)} of {len(workloads)}",
     )
 
-    before = transferred_tokens(args.decode)
-    answers = run(args.router, args.model, workloads, args.concurrency, report)
-    after = transferred_tokens(args.decode)
+    before = sum(map(engine.transferred_tokens, args.decode))
+    answers = run(args.router, args.model, workloads, args.concurrency, report, engine)
+    after = sum(map(engine.transferred_tokens, args.decode))
 
     no_failures(report, "the router answers", answers)
     not_split = [f"request {i}: {a.plan}" for i, a in enumerate(answers) if not (a.plan or "").startswith("split ")]

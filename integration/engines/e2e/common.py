@@ -1,4 +1,4 @@
-"""What the end-to-end clients share: how they report, and how they read an engine's metrics.
+"""What the end-to-end clients share: how they report, and how they reach the router.
 
 Each client is a program of its own. It prints one JSON object a line for `cargo xtask e2e` to read and
 exits 0 only if every check held:
@@ -9,7 +9,6 @@ exits 0 only if every check held:
 """
 
 import json
-import re
 import sys
 import threading
 import urllib.request
@@ -54,6 +53,11 @@ class Report:
             self._print({"event": "check", "name": name, "ok": bool(ok), "detail": detail})
         return ok
 
+    def skipped(self, name: str, reason: str) -> None:
+        """Something that is not looked at, and why."""
+        with self._lock:
+            self._print({"event": "skipped", "name": name, "reason": reason})
+
     def figure(self, name: str, value: float, unit: str) -> None:
         with self._lock:
             self._print({"event": "figure", "name": name, "value": value, "unit": unit})
@@ -71,26 +75,6 @@ def openai_client(base_url: str) -> OpenAI:
 def get_text(url: str) -> str:
     with urllib.request.urlopen(url, timeout=30) as answer:
         return answer.read().decode()
-
-
-def reset_prefix_cache(engine: str) -> None:
-    """Needs the engine's development mode."""
-    request = urllib.request.Request(f"{engine}/reset_prefix_cache", method="POST")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        answer.read()
-
-
-def prompt_tokens_by_source(engine: str, source: str) -> float:
-    """`vllm:prompt_tokens_by_source_total`: how many prompt tokens an engine got in one way.
-
-    The only counter that tells completed KV transfers from failed ones.
-    """
-    pattern = re.compile(r"^vllm:prompt_tokens_by_source_total\{([^}]*)\} (\S+)$", re.MULTILINE)
-    return sum(
-        float(value)
-        for labels, value in pattern.findall(get_text(f"{engine}/metrics"))
-        if f'source="{source}"' in labels
-    )
 
 
 def error_text(error: Exception) -> str:

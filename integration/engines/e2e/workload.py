@@ -74,13 +74,16 @@ def make_workloads(count: int, seed: int) -> list[Workload]:
     return workloads
 
 
-def run(base_url: str, model: str, workloads: list[Workload], concurrency: int, report: Report) -> list[Answer]:
-    """All of them, `concurrency` at a time; answers in the order of the workloads."""
+def run(
+    base_url: str, model: str, workloads: list[Workload], concurrency: int, report: Report, engine
+) -> list[Answer]:
+    """All of them, `concurrency` at a time; answers in the order of the workloads, with tokens where the engine can."""
     client = openai_client(base_url)
     report.restart_progress()
 
     def one(workload: Workload) -> Answer:
-        answer = send(client, model, workload)
+        token_ids = engine.token_ids(workload.api, workload.stream)
+        answer = send(client, model, workload, token_ids)
         report.progress(len(workloads))
         return answer
 
@@ -88,16 +91,17 @@ def run(base_url: str, model: str, workloads: list[Workload], concurrency: int, 
         return list(pool.map(one, workloads))
 
 
-def send(client, model: str, workload: Workload) -> Answer:
+def send(client, model: str, workload: Workload, token_ids: bool = False) -> Answer:
     """Sends one request; an error becomes part of the answer, so that all errors are counted."""
     options = {
         "model": model,
         "max_tokens": workload.max_tokens,
         "temperature": 0,
         "stream": workload.stream,
-        "extra_body": {"return_token_ids": True},
         "extra_headers": EXPLAIN,
     }
+    if token_ids:
+        options["extra_body"] = {"return_token_ids": True}
     if workload.stream:
         options["stream_options"] = {"include_usage": True}
     start = time.monotonic()
@@ -124,7 +128,7 @@ def read_whole(response, chat: bool, start: float) -> Answer:
     choice = response.choices[0]
     return Answer(
         text=(choice.message.content or "") if chat else choice.text,
-        token_ids=choice.token_ids,
+        token_ids=getattr(choice, "token_ids", None) or [],
         finish_reason=choice.finish_reason,
         usage=usage_of(response.usage),
         ttft_s=time.monotonic() - start,
@@ -139,7 +143,7 @@ def read_stream(chunks, chat: bool, start: float) -> Answer:
             text = (choice.delta.content or "") if chat else choice.text
             # Absent from a chunk that carries none.
             tokens = getattr(choice, "token_ids", None) or []
-            if tokens and not answer.token_ids:
+            if (tokens or text) and not answer.ttft_s:
                 answer.ttft_s = time.monotonic() - start
             answer.text += text
             answer.token_ids += tokens
