@@ -95,6 +95,8 @@ pub enum Output {
         id: u32,
         /// What its text adds, as far as it is certain that no stop text cuts it off.
         text: String,
+        /// Prompt tokens whose KV was cached: here, or where it came from.
+        cached: usize,
         /// It was the last one.
         finish: Option<Box<Finish>>,
     },

@@ -229,13 +229,17 @@ impl State {
         })
     }
 
-    /// Begins behind what is cached; at least one token is left to compute.
+    /// Begins behind what is cached; at least one token is left to compute, unless the next one is said already.
     fn use_cached(&mut self, key: u64, config: &CoreConfig) {
         let Some(sequence) = self.sequences.get_mut(&key) else {
             return;
         };
         let block_size = config.block_size as usize;
-        let most = (sequence.tokens.len() - 1) / block_size;
+        let said = match &sequence.handoff {
+            Handoff::Fetch(remote) => remote.first_token.is_some(),
+            _ => false,
+        };
+        let most = (sequence.tokens.len() - usize::from(!said)) / block_size;
         if sequence.cache != CacheUse::Whole {
             return;
         }
@@ -425,16 +429,27 @@ impl State {
         let id = sequence.next_token(tokenizer);
         self.stats.generated_tokens += 1;
         let (text, end) = sequence.push(id, tokenizer);
+        let cached = sequence.cached();
         let Some(end) = end else {
             let finish = None;
-            return Some(sequence.addressed(Output::Token { id, text, finish }));
+            return Some(sequence.addressed(Output::Token {
+                id,
+                text,
+                cached,
+                finish,
+            }));
         };
         if config.told == Told::WhenInserted {
             self.store_full_blocks(key, config);
         }
         let finish = Some(Box::new(self.finish(key, end, config)));
         let ended = self.remove(key)?;
-        Some(ended.addressed(Output::Token { id, text, finish }))
+        Some(ended.addressed(Output::Token {
+            id,
+            text,
+            cached,
+            finish,
+        }))
     }
 
     /// Ends a sequence; its blocks stay if decode is to fetch them.
@@ -485,6 +500,10 @@ impl Sequence {
     /// Cached prompt tokens as the engine reports them: decode passes on what the prefill side had.
     pub(super) fn cached(&self) -> usize {
         match &self.handoff {
+            // Prefill has said the first token: nothing was looked for but what is cached somewhere.
+            Handoff::Fetch(remote) if remote.first_token.is_some() => {
+                remote.cached.max(self.local_hit)
+            }
             Handoff::Fetch(remote) if self.fetched > 0 => remote.cached,
             _ => self.local_hit,
         }

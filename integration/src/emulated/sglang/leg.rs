@@ -35,6 +35,7 @@ pub(super) enum Heard {
     Token {
         id: u32,
         text: String,
+        cached: usize,
         finish: Option<Box<Finish>>,
     },
     /// It ends without an answer, or in the middle of one.
@@ -93,12 +94,13 @@ impl Leg {
         self.engine.config().patience
     }
 
+    fn is_fake(&self) -> bool {
+        let bootstrap = self.bootstrap.as_ref();
+        bootstrap.is_some_and(|at| at.host == FAKE_HOST)
+    }
+
     fn request(&self, handoff: Handoff, sampling: Sampling) -> Request {
-        let fake = self
-            .bootstrap
-            .as_ref()
-            .is_some_and(|at| at.host == FAKE_HOST);
-        let cached = self.engine.config().has_cache() && !fake;
+        let cached = self.engine.config().has_cache() && !self.is_fake();
         Request {
             id: format!("{}-{:08x}", self.rid, rand::random::<u32>()),
             prompt: self.prompt.clone(),
@@ -116,11 +118,29 @@ impl Leg {
 
     /// Passes an output on; whether it was the last one.
     fn say(&self, output: &Output) -> Result<bool, Abort> {
-        let Output::Token { id, text, finish } = output.clone() else {
+        let Output::Token {
+            id,
+            text,
+            cached,
+            finish,
+        } = output.clone()
+        else {
             return Err(aborted());
         };
         let last = finish.is_some();
-        let _ = self.said.send(Heard::Token { id, text, finish });
+        let is_decode = self.engine.config().mode == Mode::Decode;
+        let heard = Heard::Token {
+            id,
+            text,
+            // Nobody computed the prompt of a decode leg without a prefill.
+            cached: if is_decode && self.is_fake() {
+                self.prompt.len()
+            } else {
+                cached
+            },
+            finish,
+        };
+        let _ = self.said.send(heard);
         Ok(last)
     }
 
@@ -177,6 +197,7 @@ impl Leg {
         let Some(Output::Token {
             id,
             text,
+            cached,
             finish: Some(mut finish),
         }) = output
         else {
@@ -202,8 +223,12 @@ impl Leg {
             }
         }
         finish.reason = "length";
-        let finish = Some(finish);
-        let _ = self.said.send(Heard::Token { id, text, finish });
+        let _ = self.said.send(Heard::Token {
+            id,
+            text,
+            cached,
+            finish: Some(finish),
+        });
         Ok(())
     }
 

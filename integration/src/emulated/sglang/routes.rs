@@ -17,8 +17,6 @@ use super::info;
 use super::load;
 use super::request::{self, Route};
 
-const TEXT: &str = "text/plain; charset=utf-8";
-
 /// How often a health check looks whether the scheduler has moved.
 const GLANCE: Duration = Duration::from_millis(5);
 
@@ -180,10 +178,10 @@ async fn flush(connection: &mut Connection, engine: &EmulatedSglang) -> After {
     let busy =
         |stats: &super::super::core::Stats| stats.running + stats.waiting + stats.fetching > 0;
     if engine.stats().iter().any(busy) {
-        return connection.answer(400, TEXT, FLUSHED.as_bytes()).await;
+        return connection.answer(400, "", FLUSHED.as_bytes()).await;
     }
     if engine.config().has_cache() {
         engine.reset_prefix_cache();
     }
-    connection.answer(200, TEXT, FLUSHED.as_bytes()).await
+    connection.answer(200, "", FLUSHED.as_bytes()).await
 }
