@@ -14,7 +14,9 @@ use baton_integration::client;
 use baton_integration::conformance::answer::Answer;
 use baton_integration::conformance::sglang::{self as recorded, Exchange, LEFT_OUT, Role, Session};
 use baton_integration::conformance::shape::Difference;
-use baton_integration::emulated::sglang::{Config, EmulatedSglang, Mode, Patience};
+use baton_integration::conformance::socket;
+use baton_integration::emulated::sglang::events::{Form, Format};
+use baton_integration::emulated::sglang::{Config, EmulatedSglang, EventsConfig, Mode, Patience};
 use baton_integration::emulated::speed::Speed;
 use baton_integration::{ports, wait};
 use serde_json::Value;
@@ -45,11 +47,26 @@ fn config(mode: Mode) -> Config {
     }
 }
 
+fn events() -> EventsConfig {
+    EventsConfig {
+        endpoint: format!("tcp://*:{}", ports::free().port()),
+        replay_endpoint: Some(format!("tcp://*:{}", ports::free().port())),
+        topic: "kv-events".to_owned(),
+        buffer_steps: 10_000,
+        format: Format::Default,
+        form: Form::Maps,
+    }
+}
+
 impl Stage {
     async fn start(session: Session) -> Self {
         let mut engines = BTreeMap::new();
         if session == Session::Aggregated {
-            engines.insert(Role::Aggregated, EmulatedSglang::new(config(Mode::Null)));
+            let config = Config {
+                events: Some(events()),
+                ..config(Mode::Null)
+            };
+            engines.insert(Role::Aggregated, EmulatedSglang::new(config));
         } else {
             let prefill = EmulatedSglang::new(config(Mode::Prefill));
             let decode = Config {
@@ -219,9 +236,42 @@ async fn replayed(session: Session) {
     stage.judge(&exchanges);
 }
 
+/// Its metrics, its configuration and its events are judged as well.
 #[tokio::test]
-async fn one_server_answers_as_recorded() {
-    replayed(Session::Aggregated).await;
+async fn one_server_answers_and_tells_as_recorded() {
+    let exchanges = Session::Aggregated.exchanges();
+    let mut stage = Stage::start(Session::Aggregated).await;
+    stage.replay(&exchanges).await;
+    let engine = stage.engine(Role::Aggregated).clone();
+
+    let replay = engine
+        .config()
+        .events
+        .clone()
+        .unwrap()
+        .replay_endpoint
+        .unwrap();
+    let replay = replay.replace('*', "127.0.0.1");
+    let log = tokio::task::spawn_blocking(move || socket::replay(&replay, 0).unwrap());
+    let log = log.await.unwrap();
+    assert_eq!(log[0].events[0]["type"], "AllBlocksCleared", "of the start");
+    match recorded::compare_logs(&recorded::log(), &log[1..]) {
+        // All that are made of recorded tokens alone.
+        Ok(pages) => assert_eq!(pages, 29 - 4),
+        Err(difference) => panic!("{difference}"),
+    }
+
+    let get = async |path| client::call(engine.address(), "GET", path, &[], "").await;
+    let (known, page) = (recorded::families(), get("/metrics").await);
+    let told = recorded::types(page.served().text());
+    assert!(told.len() > 10);
+    for (name, kind) in told {
+        assert_eq!(known.get(&name), Some(&kind), "{name}");
+    }
+    let info = get("/server_info").await.served().json();
+    let keys = recorded::server_info_keys;
+    assert_eq!(keys(&info), keys(&recorded::server_info()));
+    stage.judge(&exchanges);
 }
 
 #[tokio::test]

@@ -307,6 +307,14 @@ fn kind_of(data: &Value) -> &'static str {
     let first = &data["choices"][0];
     match data["choices"].as_array() {
         _ if !data["error"].is_null() => "error",
+        // SGLang's own streams.
+        _ if data["meta_info"]["completion_tokens"].is_number() => {
+            if data["meta_info"]["finish_reason"].is_null() {
+                "tokens"
+            } else {
+                "end"
+            }
+        }
         Some(choices) if choices.is_empty() => "usage",
         Some(_) if !first["finish_reason"].is_null() => "end",
         Some(_) if !first["delta"]["role"].is_null() => "role",

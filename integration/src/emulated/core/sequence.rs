@@ -82,8 +82,22 @@ pub enum CacheUse {
     Whole,
     /// It leaves its own to others, and computes all of them: its prompt's logits are wanted.
     Leaves,
+    /// It uses them, and leaves none: nobody asked for it.
+    Uses,
     /// None.
     Nothing,
+}
+
+impl CacheUse {
+    /// Whether it looks for cached blocks.
+    pub(super) fn looks(self) -> bool {
+        matches!(self, Self::Whole | Self::Uses)
+    }
+
+    /// Whether others find its own.
+    pub(super) fn leaves(self) -> bool {
+        matches!(self, Self::Whole | Self::Leaves)
+    }
 }
 
 /// What comes out of a sequence.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::handoff::{HeldKv, Remote};
-use super::sequence::{Addressed, CacheUse, End, Finish, Handoff, Output, Phase, Sequence};
+use super::sequence::{Addressed, End, Finish, Handoff, Output, Phase, Sequence};
 use super::state::State;
 use super::{CoreConfig, Measured, Tokenizer, Told};
 use crate::emulated::model;
@@ -240,13 +240,19 @@ impl State {
             _ => false,
         };
         let most = (sequence.tokens.len() - usize::from(!said)) / block_size;
-        if sequence.cache != CacheUse::Whole {
+        if !sequence.cache.looks() {
             return;
         }
-        let hits = self
-            .pool
-            .longest_prefix(&sequence.hashes[..most.min(sequence.hashes.len())]);
+        let most = most.min(sequence.hashes.len());
+        let mut hits = self.pool.longest_prefix(&sequence.hashes[..most]);
         self.pool.share(&hits);
+        let here = hits.len();
+        hits.extend(self.pool.load_back(
+            &sequence.hashes[here..most],
+            here.checked_sub(1).map(|last| sequence.hashes[last]),
+            &sequence.tokens[here * block_size..most * block_size],
+            &sequence.keys,
+        ));
         sequence.local_hit = (hits.len() * block_size).min(sequence.prompt_len);
         sequence.computed = hits.len() * block_size;
         sequence.stored = hits.len();
@@ -274,11 +280,11 @@ impl State {
         self.measured
             .push(Measured::Queued(sequence.arrived.elapsed()));
         self.stats.prompt_tokens += sequence.prompt_len as u64;
-        if sequence.cache == CacheUse::Whole {
+        if sequence.cache.looks() {
             self.stats.cache_queries += sequence.prompt_len as u64;
             self.stats.cache_hits += sequence.local_hit as u64;
         }
-        if config.connected && sequence.fetched == 0 && sequence.cache == CacheUse::Whole {
+        if config.connected && sequence.fetched == 0 && sequence.cache.looks() {
             // The connector is asked for what is not here, and has nothing.
             self.stats.external_queries += (sequence.prompt_len - sequence.local_hit) as u64;
         }
@@ -388,7 +394,7 @@ impl State {
         };
         let block_size = config.block_size as usize;
         sequence.extend_hashes(block_size, config.hash);
-        if sequence.cache == CacheUse::Nothing {
+        if !sequence.cache.leaves() {
             return;
         }
         let full = sequence.computed / block_size;

@@ -15,6 +15,7 @@ use super::engine::EmulatedSglang;
 use super::generate;
 use super::info;
 use super::load;
+use super::metrics;
 use super::request::{self, Route};
 
 /// How often a health check looks whether the scheduler has moved.
@@ -45,6 +46,11 @@ pub(super) async fn route(
         ("GET", "/model_info" | "/get_model_info") => info::model(config),
         ("GET", "/v1/models") => info::models(config),
         ("GET", "/v1/loads") => load::loads(config, life),
+        ("GET", "/metrics") if config.metrics => {
+            let page = metrics::page(config, life);
+            let page = page.as_bytes();
+            return connection.answer(200, metrics::CONTENT_TYPE, page).await;
+        }
         ("POST", "/tokenize" | "/v1/tokenize") => {
             return tokenize(connection, engine, request).await;
         }
