@@ -129,6 +129,7 @@ impl Leg {
             }
         };
         tokio::select! {
+            biased;
             () = self.cancel.cancelled() => Err(ABORTED.to_owned()),
             told = told => told,
             why = self.bounds(at) => Err(why),

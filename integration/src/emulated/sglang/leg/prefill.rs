@@ -44,9 +44,10 @@ impl Leg {
     async fn wait_for_decode(&self, room: u64, entered: &mut Entered) -> Result<Line, Abort> {
         let bound = self.patience().bootstrap;
         let why = tokio::select! {
+            biased;
             () = self.cancel.cancelled() => ABORTED.to_owned(),
-            () = tokio::time::sleep(bound) => timed_out(room, bound, "Bootstrapping"),
             line = entered.decode() => return Ok(line),
+            () = tokio::time::sleep(bound) => timed_out(room, bound, "Bootstrapping"),
         };
         Err(self.failed("Prefill", "bootstrap", room, &why))
     }
