@@ -257,7 +257,7 @@ async fn one_server_answers_and_tells_as_recorded() {
     assert_eq!(log[0].events[0]["type"], "AllBlocksCleared", "of the start");
     match recorded::compare_logs(&recorded::log(), &log[1..]) {
         // All that are made of recorded tokens alone.
-        Ok(pages) => assert_eq!(pages, 29 - 4),
+        Ok(pages) => assert_eq!(pages, 31 - 4),
         Err(difference) => panic!("{difference}"),
     }
 

@@ -51,6 +51,11 @@ impl Transfer {
             .insert(id.to_owned(), expected);
         arrival
     }
+
+    /// Nobody waits for this KV any more.
+    pub(super) fn forget(&self, id: &str) {
+        self.0.expected.lock().unwrap().remove(id);
+    }
 }
 
 impl Clone for Transfer {

@@ -159,8 +159,29 @@ fn recomputed(text: &str, namespaces: &[(usize, Option<&str>, Option<&str>)]) ->
 #[test]
 fn recorded_hashes_follow_from_their_tokens() {
     // In the format "default" an extra key is not in the hash, and nothing tells that there was one.
-    assert_eq!(recomputed(AGGREGATED, &[]), 29);
-    assert_eq!(recomputed(PREFILL, &NAMESPACES), 1160);
+    assert_eq!(recomputed(AGGREGATED, &[]), 31);
+    assert_eq!(recomputed(PREFILL, &NAMESPACES), 1385);
+}
+
+#[test]
+fn a_replay_repeats_what_was_published_and_says_where_it_ends() {
+    let replayed = include_str!("../../../../recordings/sglang/zmq_replay.jsonl");
+    let replayed: Vec<Vec<Vec<u8>>> = replayed
+        .lines()
+        .map(|line| {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            let frames = line["frames_hex"].as_array().unwrap().iter();
+            frames.map(|frame| unhex(frame.as_str().unwrap())).collect()
+        })
+        .collect();
+    let (end, batches) = replayed.split_last().unwrap();
+    assert_eq!(end, &[vec![], vec![], vec![0xff; 8], vec![]]);
+    let published = recorded(PREFILL);
+    for (replayed, published) in batches.iter().zip(&published) {
+        assert!(replayed[0].is_empty());
+        assert_eq!(replayed[1..], published.frames);
+    }
+    assert!(!batches.is_empty());
 }
 
 #[test]

@@ -43,7 +43,8 @@ impl Leg {
         let kv = self.kv(at, line).await.map_err(Stop::Transfer)?;
         let regions = kv.regions();
         let regions = regions.ok_or_else(|| Stop::Transfer("unreadable metadata".to_owned()))?;
-        let arrival = self.engine.transfer(self.rank).expect(&kv.id, regions);
+        let (transfer, id) = (self.engine.transfer(self.rank), kv.id.clone());
+        let arrival = transfer.expect(&id, regions);
         let handoff = Handoff::Fetch(Remote {
             engine_id: String::new(),
             host: at.host.clone(),
@@ -56,7 +57,9 @@ impl Leg {
         });
         let request = self.request(handoff, self.sampling.clone());
         let submitted = self.rank().core.submit(request);
-        self.answer(at, submitted, arrival).await
+        let ended = self.answer(at, submitted, arrival).await;
+        transfer.forget(&id);
+        ended
     }
 
     async fn answer(

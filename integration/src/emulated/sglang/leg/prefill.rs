@@ -104,6 +104,7 @@ impl Leg {
         };
         let release = format!("{}:1", held.request_id);
         self.rank().core.notified(release.as_bytes());
+        rooms.notified(release.as_bytes());
         Err(self.failed("Prefill", "transfer", room, &why))
     }
 
