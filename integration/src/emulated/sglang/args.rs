@@ -69,6 +69,14 @@ pub struct Args {
     #[arg(long, default_value_t = 256)]
     max_running_requests: usize,
 
+    /// Keep copies of evicted pages in the host's memory, and tell of them.
+    #[arg(long)]
+    enable_hierarchical_cache: bool,
+
+    /// Pages of the host's memory, as a multiple of the engine's own.
+    #[arg(long, default_value_t = 2.0)]
+    hicache_ratio: f64,
+
     /// Ranks, each with a scheduler and a KV cache of its own.
     #[arg(long, visible_alias = "data-parallel-size", default_value_t = 1)]
     dp_size: u32,
@@ -255,6 +263,7 @@ impl Args {
             max_running_requests: self.max_running_requests,
             chunked_prefill_size: self.chunked_prefill_size,
             bootstrap_port: self.disaggregation_bootstrap_port,
+            host_pages: self.host_pages(),
             dp_size: self.dp_size,
             load_endpoint: self.load_endpoint(events.as_ref())?,
             events,
@@ -274,6 +283,20 @@ impl Args {
             launch_command: std::env::args().skip(1).collect::<Vec<_>>().join(" "),
             ..Config::new(mode)
         })
+    }
+
+    fn host_pages(&self) -> usize {
+        if !self.enable_hierarchical_cache {
+            return 0;
+        }
+        let pages = f64::from(self.max_total_tokens / self.page_size) * self.hicache_ratio;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "as many pages as are meant, whatever is meant"
+        )]
+        let pages = pages.max(0.0) as usize;
+        pages
     }
 
     fn refuse_what_cannot_work(&self) -> Result<()> {

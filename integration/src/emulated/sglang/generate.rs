@@ -199,11 +199,16 @@ impl Work<'_> {
                 said.finish = Some(Ending::Aborted(abort));
                 String::new()
             }
-            Heard::Token { id, text, finish } => {
+            Heard::Token {
+                id,
+                text,
+                cached,
+                finish,
+            } => {
+                said.cached = cached;
                 said.tokens.push(id);
                 said.text.push_str(&text);
                 if let Some(finish) = finish {
-                    said.cached = finish.cached;
                     let reason = match self.scripted.rule.fault {
                         Fault::Finish(reason) => reason,
                         _ => finish.reason,
