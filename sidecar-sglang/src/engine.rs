@@ -158,6 +158,11 @@ impl Engine for SglangEngine {
         dialect::read_prefill(answer)
     }
 
+    /// SGLang has no such request (0.5.23).
+    fn reports_reused(&self) -> bool {
+        false
+    }
+
     /// A room is used once, and a prefill engine's next life has never heard of it.
     fn may_fetch_foreign_kv(&self) -> bool {
         false

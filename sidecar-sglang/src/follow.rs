@@ -102,11 +102,7 @@ impl SglangEngine {
 
     fn events(&self, server: &ServerInfo, host: &str, feed: &Feed) -> Option<Following> {
         if !server.keeps_prefixes() {
-            // It finds no prefix again and publishes nothing: that its cache is empty is all there is to know.
-            for rank in 0..server.dp_size.unwrap_or(1).max(1) {
-                feed.watch(rank);
-                feed.silent(rank);
-            }
+            nothing_is_kept(server.dp_size.unwrap_or(1).max(1), feed);
             return None;
         }
         let sources = match (&self.config.events, &server.kv_events) {
@@ -134,6 +130,14 @@ impl SglangEngine {
     }
 }
 
+/// An engine that finds no prefix again publishes nothing: that its cache is empty is all there is to know.
+fn nothing_is_kept(ranks: u32, feed: &Feed) {
+    for rank in 0..ranks {
+        feed.watch(rank);
+        feed.silent(rank);
+    }
+}
+
 /// The host in a base URL.
 fn host_of(base_url: &str) -> String {
     let uri: Option<http::Uri> = base_url.parse().ok();
@@ -154,6 +158,10 @@ fn load_source(told: &KvEvents, host: &str) -> Option<LoadSource> {
 
 #[cfg(test)]
 mod tests {
+    use baton_proto::worker::{EngineKind, Role, WorkerInfo};
+    use baton_sidecar_core::view::KvView;
+    use baton_sidecar_core::view::metrics::ViewMetrics;
+
     use super::*;
 
     fn told(json: serde_json::Value) -> KvEvents {
@@ -181,6 +189,20 @@ mod tests {
         assert_eq!(
             load.endpoints,
             ["tcp://10.0.0.7:5562", "tcp://10.0.0.7:5563"]
+        );
+    }
+
+    #[test]
+    fn an_engine_that_keeps_no_prefixes_is_certain_to_hold_none() {
+        let view = KvView::new(ViewMetrics::default(), None);
+        let feed = view.begin(&WorkerInfo::unknown(EngineKind::Sglang, Role::Decode));
+        nothing_is_kept(2, &feed);
+        let ranks = view.ranks();
+        assert_eq!(ranks.len(), 2);
+        assert!(
+            ranks
+                .iter()
+                .all(|rank| rank.doubts.is_empty() && !rank.broken && !rank.deaf)
         );
     }
 

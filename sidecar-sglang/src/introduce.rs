@@ -17,6 +17,9 @@ use crate::refusal;
 use crate::server_info::ServerInfo;
 use crate::worker_info::info;
 
+/// What comes between the parts of a content that becomes one string (0.5.23, `process_content_for_template_format`).
+const PART_SEPARATOR: &str = " ";
+
 /// What does not change while an engine lives, and is asked for once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Fixed {
@@ -150,7 +153,10 @@ fn name_of(model_path: &str) -> String {
 /// How it makes prompts; or why that is not known.
 fn prompts(server: &ServerInfo, directory: Option<&Path>) -> Result<PromptConfig, String> {
     let template = server.chat_template.clone();
-    let is_file = |template: &String| template.ends_with(".jinja");
+    let is_file = |template: &String| {
+        let extension = Path::new(template).extension();
+        extension.is_some_and(|extension| extension == "jinja")
+    };
     if template.as_ref().is_some_and(|template| !is_file(template)) {
         return Err("the engine uses a chat template of its own".to_owned());
     }
@@ -170,6 +176,7 @@ fn prompts(server: &ServerInfo, directory: Option<&Path>) -> Result<PromptConfig
             content_format: None,
             default_template_arguments: arguments.map(ToString::to_string),
             exclude_tools_when_not_chosen: false,
+            part_separator: Some(PART_SEPARATOR.to_owned()),
         },
     })
 }
