@@ -54,7 +54,8 @@ fn main() -> io::Result<()> {
     }
     agents()?;
     chats(here)?;
-    kv_events(here)
+    kv_events(here)?;
+    sglang_events(here)
 }
 
 /// The beginnings of what agents tell of themselves, one of each fabric.
@@ -98,6 +99,19 @@ fn kv_events(here: &Path) -> io::Result<()> {
             }
         }
         save("kv_events", &name, &input)?;
+    }
+    Ok(())
+}
+
+/// The first payloads of each recording.
+fn sglang_events(here: &Path) -> io::Result<()> {
+    for name in ["zmq_prefill", "zmq_agg_gpu", "zmq_encoder_all_variants", "zmq_load"] {
+        let recording = fs::read_to_string(here.join(format!("../integration/recordings/sglang/{name}.jsonl")))?;
+        for (number, line) in recording.lines().take(12).enumerate() {
+            let line: serde_json::Value = serde_json::from_str(line)?;
+            let payload = bytes_of(line["frames_hex"][2].as_str().unwrap_or_default());
+            save("sglang_events", &format!("{name}_{number}"), &payload)?;
+        }
     }
     Ok(())
 }

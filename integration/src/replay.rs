@@ -36,7 +36,7 @@ pub struct Args {
     /// Recordings to read; `-` is standard input.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Which engine was recorded.
+    /// Which engine was recorded; what a sidecar recorded says so itself.
     #[arg(long, value_enum, default_value_t = EngineName::Vllm)]
     pub engine: EngineName,
     /// Name of the model, as the fleet knows it: blocks of different models never have one hash. Without it, what follows
@@ -71,6 +71,8 @@ What cannot be read is reported on standard error and counted. The exit code is 
 pub enum EngineName {
     /// vLLM, 0.10 to 0.32.
     Vllm,
+    /// SGLang, up to 0.5.23.
+    Sglang,
 }
 
 /// Something in a recording that could not be read.

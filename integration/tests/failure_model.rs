@@ -149,6 +149,28 @@ fn every_rule_is_shown_by_a_test_or_owns_up() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// The table of handoffs whose legs run at once has rows of its own.
+#[test]
+fn every_rule_for_both_legs_at_once_is_shown_by_a_test() {
+    let page = read("docs/failure-model.md");
+    let (_, section) = page.split_once("## Both legs at once").unwrap();
+    let rows: Vec<(&str, &str)> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"))
+        .skip(1)
+        .map(|row| row.rsplit_once(" | ").unwrap())
+        .collect();
+    assert!(rows.len() > 10, "{rows:?}");
+    let wrong: Vec<String> = rows
+        .iter()
+        .filter_map(|(row, test)| {
+            let why = exists(test.trim_matches('`')).err()?;
+            Some(format!("{row}: {why}"))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn a_test_that_does_not_exist_is_noticed() {
     assert_eq!(

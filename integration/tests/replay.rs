@@ -596,3 +596,25 @@ fn whoever_has_seen_enough_may_go() {
         (Some(0), "")
     );
 }
+
+/// What SGLang published under eviction; an oracle that shares no code with the sidecar finds the same blocks.
+#[test]
+fn another_engines_events_are_read_if_it_is_said_or_told() {
+    let recorded =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings/sglang/zmq_prefill.jsonl");
+    let device = json!([{"tier": "device", "blocks": 910, "digest": "f25eb895fddbf3eb"}]);
+    let said = ["--json", "--model", "tiny", "--engine", "sglang"];
+    let said = replay(&said, std::slice::from_ref(&recorded));
+    let messages = std::fs::read_to_string(recorded).unwrap();
+    let attached = json!({"attached": {"info": {"engine": "sglang"}}});
+    let told = format!("{attached}\n{messages}");
+    let told = replay_stdin(&["--json", "--model", "tiny", "-"], told.as_bytes());
+    for output in [said, told] {
+        let [report] = &reports(&output)[..] else {
+            panic!("not one report");
+        };
+        let rank = &report["view"]["ranks"][0];
+        assert_eq!((&rank["certain"], &rank["tiers"]), (&json!(true), &device));
+        assert_eq!(rank["counted"], json!({"unknown_namespace": 10}));
+    }
+}

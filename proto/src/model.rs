@@ -35,6 +35,9 @@ pub struct Prompting {
     pub default_template_arguments: Option<String>,
     /// Tools are not shown to the template when none may be chosen.
     pub exclude_tools_when_not_chosen: bool,
+    /// What comes between the parts of a content that the template gets as one string; a line break if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part_separator: Option<String>,
 }
 
 impl ModelFiles {
@@ -75,6 +78,7 @@ mod tests {
         other(|files| files.prompting.content_format = Some("string".to_owned()));
         other(|files| files.prompting.default_template_arguments = Some("{}".to_owned()));
         other(|files| files.prompting.exclude_tools_when_not_chosen = true);
+        other(|files| files.prompting.part_separator = Some(" ".to_owned()));
         let digests: std::collections::HashSet<String> =
             others.iter().map(ModelFiles::digest).collect();
         assert_eq!(digests.len(), others.len());

@@ -8,10 +8,7 @@ use serde_json::json;
 /// A digest of how an engine that serves `model` turns a small text and a small chat into tokens. Two engines that differ
 /// here would give one request prompts of different lengths, which some decode engines do not survive. `None` if the engine
 /// does not say.
-pub async fn digest<Asked>(
-    model: &str,
-    tokens: impl Fn(String) -> Asked + Send,
-) -> Option<String>
+pub async fn digest<Asked>(model: &str, tokens: impl Fn(String) -> Asked + Send) -> Option<String>
 where
     Asked: Future<Output = Result<Vec<u32>, Error>> + Send,
 {

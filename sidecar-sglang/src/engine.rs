@@ -1,14 +1,14 @@
 //! One SGLang engine: what the sidecar core needs of it, put together from its HTTP server and its dialect.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use baton_daemon::Exit;
+use baton_kv_events::folder::EventsFolder;
 use baton_proto::model::ModelFiles;
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
-use baton_proto::worker::Role;
-use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Source, Stage};
+use baton_proto::{Error, Incarnation, RequestId};
 use baton_sidecar_core::engine::{
     Attached, Engine, EngineLoad, Following, Leg, Offer, Prefilled, Verdict,
 };
@@ -20,9 +20,11 @@ use http::HeaderValue;
 use crate::attach::EngineConfig;
 use crate::dialect::{self, Bootstrap};
 use crate::http::EngineHttp;
+use crate::introduce::Fixed;
+use crate::load::LoadStream;
+use crate::refusal::unusable;
 use crate::rooms::Rooms;
 use crate::server_info::ServerInfo;
-use crate::worker_info::info;
 
 /// How long the two legs of a handoff may take to find each other and be done. The engines themselves give up after 300 s
 /// unless told otherwise (0.5.23), and hold everything until then.
@@ -36,10 +38,13 @@ const RID_LENGTH: usize = 32;
 pub struct SglangEngine {
     base_url: String,
     authorization: Option<HeaderValue>,
-    http: EngineHttp,
-    config: EngineConfig,
+    pub(crate) http: EngineHttp,
+    pub(crate) config: EngineConfig,
     rooms: Rooms,
-    last: Mutex<Option<Arc<Seen>>>,
+    pub(crate) last: Mutex<Option<Arc<Seen>>>,
+    /// Where its present life publishes its load.
+    pub(crate) load: Mutex<Weak<LoadStream>>,
+    _events_folder: Option<EventsFolder>,
 }
 
 /// What was last seen of the engine.
@@ -49,6 +54,8 @@ pub(crate) struct Seen {
     pub(crate) incarnation: Incarnation,
     /// What it said of itself.
     pub(crate) server: ServerInfo,
+    /// What else is known of this life.
+    pub(crate) fixed: Fixed,
 }
 
 impl SglangEngine {
@@ -59,22 +66,24 @@ impl SglangEngine {
             http: EngineHttp::new(&config.base_url, authorization.clone()),
             base_url: config.base_url.clone(),
             authorization,
-            config,
             rooms: Rooms::new(),
             last: Mutex::default(),
+            load: Mutex::default(),
+            _events_folder: config
+                .events_folder
+                .clone()
+                .map(EventsFolder::make)
+                .transpose()?,
+            config,
         })
     }
 
-    fn last(&self) -> Option<Arc<Seen>> {
+    pub(crate) fn last(&self) -> Option<Arc<Seen>> {
         self.last
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
-}
-
-fn unusable(why: &str) -> Error {
-    Error::new(ErrorKind::Incompatible, Source::Engine, Stage::Fleet, why)
 }
 
 impl Engine for SglangEngine {
@@ -87,17 +96,7 @@ impl Engine for SglangEngine {
     }
 
     async fn attach(&self) -> Result<Attached, Error> {
-        self.http.ready().await?;
-        let server = self.http.server_info().await?;
-        let models = self.http.models().await?;
-        let role = role(&server)?;
-        let info = info(&server, &models, role);
-        let incarnation = server.incarnation()?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Seen {
-            incarnation: incarnation.clone(),
-            server,
-        }));
-        Ok(Attached { incarnation, info })
+        self.introduce().await
     }
 
     async fn alive(&self) -> Result<(), Error> {
@@ -108,8 +107,8 @@ impl Engine for SglangEngine {
         self.http.server_info().await?.incarnation()
     }
 
-    fn follow(&self, _feed: &Feed) -> Option<Following> {
-        None
+    fn follow(&self, feed: &Feed) -> Option<Following> {
+        self.listen(feed)
     }
 
     async fn agent(&self) -> Result<Agent, Error> {
@@ -121,7 +120,7 @@ impl Engine for SglangEngine {
     }
 
     fn model_files(&self) -> Option<Arc<ModelFiles>> {
-        None
+        self.last()?.fixed.files()
     }
 
     async fn tokenize(&self, request: &str) -> Result<Vec<u32>, Error> {
@@ -129,7 +128,7 @@ impl Engine for SglangEngine {
     }
 
     async fn load(&self) -> Result<EngineLoad, Error> {
-        Ok(EngineLoad::default())
+        self.busy().await
     }
 
     fn offer(&self) -> Option<Offer> {
@@ -159,6 +158,11 @@ impl Engine for SglangEngine {
         dialect::read_prefill(answer)
     }
 
+    /// SGLang has no such request (0.5.23).
+    fn reports_reused(&self) -> bool {
+        false
+    }
+
     /// A room is used once, and a prefill engine's next life has never heard of it.
     fn may_fetch_foreign_kv(&self) -> bool {
         false
@@ -175,10 +179,9 @@ impl Engine for SglangEngine {
         self.http.abort(rid).await
     }
 
+    /// Nothing is held beyond a leg's end, and a leg of this sidecar's last life has ended with its connection.
     async fn give_back(&self, _: &TransferMetadata) -> Result<(), Error> {
-        Err(unusable(
-            "an SGLang engine holds nothing beyond a prefill's end",
-        ))
+        Ok(())
     }
 
     async fn keep(&self, _: &[TransferMetadata]) -> Result<Duration, Error> {
@@ -210,16 +213,5 @@ impl Engine for SglangEngine {
 
     fn is_answer_to(&self, json: &[u8], request: &RequestId) -> bool {
         dialect::is_answer_to(json, request)
-    }
-}
-
-fn role(server: &ServerInfo) -> Result<Role, Error> {
-    match server.disaggregation_mode.as_deref() {
-        None | Some("null") => Ok(Role::Local),
-        Some("prefill") => Ok(Role::Prefill),
-        Some("decode") => Ok(Role::Decode),
-        Some(other) => Err(unusable(&format!(
-            "the engine's disaggregation_mode {other:?} is not known"
-        ))),
     }
 }

@@ -2,9 +2,11 @@
 
 use baton_proto::Error;
 use baton_sidecar_core::questions::{Questions, strange};
+use baton_sidecar_core::tokenisation;
 use http::HeaderValue;
 use serde::Deserialize;
 
+use crate::load::Loads;
 use crate::server_info::ServerInfo;
 
 /// The engine's HTTP server.
@@ -59,6 +61,25 @@ impl EngineHttp {
         let tokens: Tokens = serde_json::from_slice(&answer)
             .map_err(|error| strange("/tokenize", &error.to_string()))?;
         Ok(tokens.tokens)
+    }
+
+    /// A digest of how it tokenises; `None` if it does not say.
+    pub async fn tokenisation(&self, model: &str) -> Option<String> {
+        tokenisation::digest(model, |request| self.tokens(request)).await
+    }
+
+    /// How busy it is.
+    pub async fn loads(&self) -> Result<Loads, Error> {
+        self.0.get_json("/v1/loads?include=all").await
+    }
+
+    /// Its metrics page, if it has one.
+    pub async fn metrics(&self, server: &ServerInfo) -> Option<String> {
+        if server.enable_metrics != Some(true) {
+            return None;
+        }
+        let page = self.0.get("/metrics").await.ok()?;
+        String::from_utf8(page).ok()
     }
 
     /// Has it forget its cache. It does so only while it is idle.

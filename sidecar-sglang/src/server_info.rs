@@ -117,9 +117,18 @@ pub struct KvEvents {
 #[derive(Deserialize)]
 struct EventsConfig {
     format: Option<String>,
+    bind: Option<bool>,
 }
 
 impl ServerInfo {
+    /// Tokens of a KV block: what its events say, which is more than a page where decode is context-parallel.
+    pub fn block_size(&self) -> u32 {
+        let events = self.kv_events.as_ref();
+        events
+            .and_then(|events| events.block_size)
+            .unwrap_or(self.page_size)
+    }
+
     /// Whether it finds prefixes again that it has computed. A decode engine does not, unless it was told to.
     pub fn keeps_prefixes(&self) -> bool {
         self.disable_radix_cache != Some(true)
@@ -127,9 +136,29 @@ impl ServerInfo {
 
     /// Whether blocks of requests with an `extra_key` have other names than those without.
     pub fn tells_namespaces(&self) -> bool {
-        let config = self.kv_events_config.as_deref();
-        let config = config.and_then(|json| serde_json::from_str::<EventsConfig>(json).ok());
+        let config = self.events_config();
         config.and_then(|config| config.format).as_deref() == Some("dynamo")
+    }
+
+    /// Whether it listens where it publishes its KV events. It binds what looks like a wildcard and connects to all else,
+    /// unless it was told otherwise (0.5.23, `ZmqEventPublisher._socket_setup`).
+    pub fn binds_events(&self) -> bool {
+        if let Some(bind) = self.events_config().and_then(|config| config.bind) {
+            return bind;
+        }
+        let host = self
+            .kv_events
+            .as_ref()
+            .and_then(|events| events.endpoint_host.as_deref());
+        host.is_none_or(|host| {
+            ["*", "::", "0.0.0.0"]
+                .iter()
+                .any(|wild| host.contains(wild))
+        })
+    }
+
+    fn events_config(&self) -> Option<EventsConfig> {
+        serde_json::from_str(self.kv_events_config.as_deref()?).ok()
     }
 
     /// Which start of the engine this is. It tells no time of its start, but how long its parts took, to the nanosecond.

@@ -9,11 +9,7 @@ use crate::server_info::ServerInfo;
 pub(crate) fn info(server: &ServerInfo, models: &[Model], role: Role) -> WorkerInfo {
     let (adapters, base): (Vec<_>, Vec<_>) =
         models.iter().partition(|model| model.parent.is_some());
-    let block_size = server
-        .kv_events
-        .as_ref()
-        .and_then(|events| events.block_size)
-        .unwrap_or(server.page_size);
+    let block_size = server.block_size();
     let blocks = server
         .max_total_num_tokens
         .map(|tokens| tokens / u64::from(block_size.max(1)));

@@ -390,6 +390,10 @@ impl Engine for VllmEngine {
         follow::start(seen.events.iter().map(source).collect(), feed)
     }
 
+    fn reports_reused(&self) -> bool {
+        true
+    }
+
     fn may_fetch_foreign_kv(&self) -> bool {
         true
     }

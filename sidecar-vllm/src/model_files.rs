@@ -22,6 +22,7 @@ pub fn of_command(
             content_format: format,
             default_template_arguments: flag("default-chat-template-kwargs"),
             exclude_tools_when_not_chosen: is_set("exclude-tools-when-tool-choice-none"),
+            part_separator: None,
         },
     }
 }

@@ -35,12 +35,14 @@ pub struct EngineSettings {
     pub default_template_arguments: Option<String>,
     /// `--exclude-tools-when-tool-choice-none`.
     pub exclude_tools_when_not_chosen: bool,
+    /// What comes between the parts of a content that is handed over as one string; a line break when absent.
+    pub part_separator: Option<String>,
 }
 
 /// How a message's content is handed to the template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentFormat {
-    /// As one string, its parts joined by line breaks.
+    /// As one string, its parts joined.
     String,
     /// As a list of parts.
     OpenAi,

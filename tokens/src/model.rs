@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use minijinja::Value;
 
-use crate::chat::{Chat, Request};
+use crate::chat::{Chat, Request, Shape};
 use crate::completion::{Completion, Prompt};
 use crate::encoder::{Encoded, Encoder};
 use crate::files::{ContentFormat, EngineSettings, ModelFiles, TokenizerConfig};
@@ -185,7 +185,8 @@ impl Model {
             .engine
             .content_format
             .unwrap_or(template.content_format);
-        let mut conversation = request.conversation(format)?;
+        let separator = self.engine.part_separator.as_deref().unwrap_or("\n");
+        let mut conversation = request.conversation(Shape { format, separator })?;
         if conversation.has_developer()
             && !template.mentions("\"developer\"")
             && !template.mentions("'developer'")

@@ -8,14 +8,15 @@ use baton_sidecar_core::mirror::event::{BlockEvent, Content};
 use baton_sidecar_core::mirror::oddity::Oddity as MirrorOddity;
 use baton_sidecar_core::mirror::order::Stamp;
 use baton_sidecar_core::mirror::rank::RankView;
-use baton_sidecar_vllm::events::decoder::{Batch, Decoder};
+use baton_sidecar_vllm::events::Malformed;
+use baton_sidecar_vllm::events::decoder::Batch;
 use baton_sidecar_vllm::events::message::Message;
 use baton_sidecar_vllm::events::oddity::Oddity;
 
-use super::Args;
 use super::chains::Chains;
 use super::contents::{self, Contents};
 use super::report::{EventReport, RankReport, TierReport, View};
+use super::{Args, EngineName};
 
 /// What a sidecar knew of a stream that its messages do not tell.
 #[derive(Clone, Copy)]
@@ -24,6 +25,28 @@ pub(super) enum Befallen {
     Lost,
     /// The engine is in a new life.
     Restart,
+}
+
+/// The decoder of an engine's events.
+enum Decoder {
+    Vllm(baton_sidecar_vllm::events::decoder::Decoder),
+    Sglang(baton_sidecar_sglang::events::Decoder),
+}
+
+impl Decoder {
+    fn of(engine: EngineName) -> Self {
+        match engine {
+            EngineName::Vllm => Self::Vllm(Default::default()),
+            EngineName::Sglang => Self::Sglang(Default::default()),
+        }
+    }
+
+    fn decode<'d>(&'d mut self, payload: &'d [u8]) -> Result<Batch<'d>, Malformed> {
+        match self {
+            Self::Vllm(decoder) => decoder.decode(payload),
+            Self::Sglang(decoder) => decoder.decode(payload),
+        }
+    }
 }
 
 /// A sidecar's part of the way, and a count of what comes along it.
@@ -47,7 +70,7 @@ impl Feed {
             model: args.model.clone(),
             until: args.until,
             chains_shown: args.chains,
-            decoder: Decoder::default(),
+            decoder: Decoder::of(args.engine),
             mirror: None,
             contents: Contents::default(),
             stopped: BTreeSet::new(),
@@ -80,8 +103,11 @@ impl Feed {
         };
     }
 
-    /// The engine began a life, and its view with it.
-    pub(super) fn attached(&mut self) {
+    /// The engine, of a kind that may have been told, began a life, and its view with it.
+    pub(super) fn attached(&mut self, engine: Option<EngineName>) {
+        if let Some(engine) = engine {
+            self.decoder = Decoder::of(engine);
+        }
         let mut ranks = self.mirror.iter().flat_map(Mirror::ranks);
         let is_over = ranks.any(|(rank, _)| self.is_at_its_end(rank));
         drop(ranks);
@@ -111,7 +137,8 @@ impl Feed {
         }
         self.contents.message(topic);
         // The batch borrows the decoder, and all the rest is needed meanwhile.
-        let mut decoder = std::mem::take(&mut self.decoder);
+        let empty = Decoder::of(EngineName::Vllm);
+        let mut decoder = std::mem::replace(&mut self.decoder, empty);
         let outcome = match decoder.decode(message.payload) {
             Ok(batch) => {
                 self.batch(message.seq, &batch);

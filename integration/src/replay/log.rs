@@ -3,13 +3,14 @@
 use std::io::Write;
 
 use baton_sidecar_vllm::events::message::Message;
+use clap::ValueEnum as _;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::feed::{Befallen, Feed};
 use super::input::Input;
 use super::report::EventReport;
-use super::{Args, Damaged, Failure};
+use super::{Args, Damaged, EngineName, Failure};
 
 /// A line of a log. Whatever else is in it, what a recorder decoded above all, is not looked at.
 #[derive(Deserialize)]
@@ -37,8 +38,8 @@ pub(super) fn read<W: Write>(
                 feed.befell(rank, what);
                 Ok(())
             }
-            Ok(Told::Attached) => {
-                feed.attached();
+            Ok(Told::Attached(engine)) => {
+                feed.attached(engine);
                 Ok(())
             }
             Ok(Told::Else) => Ok(()),
@@ -58,7 +59,7 @@ enum Told {
     /// Something befell the stream of a rank.
     Befell(u32, Befallen),
     /// The engine began a life.
-    Attached,
+    Attached(Option<EngineName>),
     /// Something that changes no view.
     Else,
 }
@@ -69,8 +70,10 @@ fn told(line: &[u8]) -> Result<Told, String> {
     if let Some(frames) = recorded.frames_hex {
         return Ok(Told::Message(unhex_all(&frames)?, recorded.seq));
     }
-    if recorded.attached.is_some() {
-        return Ok(Told::Attached);
+    if let Some(attached) = recorded.attached {
+        let engine = attached["info"]["engine"].as_str();
+        let engine = engine.and_then(|name| EngineName::from_str(name, true).ok());
+        return Ok(Told::Attached(engine));
     }
     let event = recorded.event.as_deref();
     let event = event.ok_or_else(|| "no line of KV events: it has no frames_hex".to_owned())?;

@@ -312,3 +312,56 @@ fn commit(
         bytes,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    fn error(message: &str) -> Error {
+        Error::new(
+            ErrorKind::EngineFailed,
+            Source::Engine,
+            Stage::Decode,
+            message,
+        )
+    }
+
+    fn judged() -> Fault {
+        Fault::Judged(EngineAnswer {
+            status: 400,
+            content_type: None,
+            body: bytes::Bytes::from_static(b"too long"),
+        })
+    }
+
+    #[tokio::test]
+    async fn decodes_first_token_goes_before_a_prefill_that_fails() {
+        let failed = Fault::Failed(error("prefill"));
+        let got = beside(ready(Ok("token")), ready(failed)).await;
+        assert_eq!(got.unwrap(), "token");
+        let got = beside(ready(Ok("token")), pending()).await;
+        assert_eq!(got.unwrap(), "token");
+    }
+
+    #[tokio::test]
+    async fn a_prefill_that_fails_ends_decode() {
+        let decode = pending::<Result<(), Error>>();
+        let Err(Lost::Judged(answer)) = beside(decode, ready(judged())).await else {
+            panic!("the client is to have the engine's judgement");
+        };
+        assert_eq!(answer.status, 400);
+    }
+
+    #[tokio::test]
+    async fn what_prefill_says_goes_before_what_decode_says() {
+        let failed = || ready(Err::<(), Error>(error("decode: aborted")));
+        let got = beside(failed(), ready(judged())).await;
+        assert!(matches!(got, Err(Lost::Judged(_))), "{got:?}");
+        let got = beside(failed(), ready(Fault::Failed(error("prefill")))).await;
+        assert!(matches!(got, Err(Lost::Prefill(_))), "{got:?}");
+        let got = beside(failed(), pending()).await;
+        assert!(matches!(got, Err(Lost::Decode(_))), "{got:?}");
+    }
+}

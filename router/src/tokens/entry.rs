@@ -184,6 +184,7 @@ fn files_of(
             content_format,
             default_template_arguments: prompting.default_template_arguments,
             exclude_tools_when_not_chosen: prompting.exclude_tools_when_not_chosen,
+            part_separator: prompting.part_separator,
         },
     })
 }

@@ -7,6 +7,7 @@
 mod abort;
 pub mod admission;
 pub mod answer;
+mod frames;
 pub mod in_flight;
 pub mod leg;
 pub mod pace;

@@ -7,32 +7,29 @@
 //! An engine that hands over while it computes has its ticket booked before it is asked. That leg ends in the order in which
 //! its ticket is given up: when the ledger says that nobody fetches any more.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_daemon::http::{BadBody, Body, read_limited};
-use baton_proto::call::{CONTENT_TYPE, EngineAnswer, Outcome, PrefillCall, PrefillFrame};
+use baton_proto::call::{EngineAnswer, Outcome, PrefillCall, PrefillFrame};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
-use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage, TicketId, frame};
-use bytes::{Bytes, BytesMut};
-use futures_util::StreamExt;
+use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage};
+use bytes::Bytes;
 use http::header::CONTENT_TYPE as CONTENT_TYPE_HEADER;
-use http::{HeaderValue, Request, Response};
-use http_body::Frame;
-use http_body_util::{BodyExt, StreamBody};
+use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
 use super::abort::abort;
+use super::frames::{answer, listener, ticket_in};
 use super::leg::{
     ActiveLeg, Arrived, LONGEST_LEG, answers_another, engine_broke_off, engine_failed,
     is_judgement, send,
 };
 use crate::core::Core;
-use crate::engine::{Engine, Offer, Prefilled};
-use crate::ledger::{Ledger, OpenLeg, Wanted};
+use crate::engine::{Attached, Engine, Offer, Prefilled};
+use crate::ledger::{OpenLeg, Wanted};
 
 /// Largest answer to a prefill. It may echo the prompt and its token ids.
 const MAX_ANSWER: usize = 64 << 20;
@@ -68,21 +65,12 @@ pub async fn prefill<E: Engine>(
     }
     let leg = ActiveLeg::enter(&core, &arrived).await?;
     let open = core.ledger.open(&arrived.call.ticket)?;
-    let offer = core.engine.offer();
-    let offered = offer.as_ref().map(|offer| offer.metadata.clone());
-    let ticket = offer.map(|Offer { metadata, lease }| {
-        let draft = draft(&core, &arrived, &attached.incarnation, metadata, lease);
-        Box::new(open.offer(draft, lease, wanted(&arrived)))
-    });
+    let (offered, ticket) = offer(&core, &arrived, &attached, &open).unzip();
     let admitted = PrefillFrame::Admitted {
         id: arrived.call.ticket.clone(),
         ticket,
     };
-    let (rest, waiting) = oneshot::channel();
-    let listener = Listener {
-        rest: waiting,
-        ledger: core.ledger.clone(),
-    };
+    let (rest, listener) = listener(&core.ledger);
     let span = tracing::info_span!("prefill", request = %arrived.call.request, trace = %arrived.trace.trace_id());
     let running = Running {
         core,
@@ -97,54 +85,6 @@ pub async fn prefill<E: Engine>(
     Ok(answer(&admitted, listener))
 }
 
-/// An answer that begins with `first` at once and ends with the frames that the listener waits for. Each of the two is
-/// one piece of body, written in one go with the head before it or the end behind it.
-fn answer(first: &PrefillFrame, listener: Listener) -> Response<Body> {
-    let first = std::iter::once(frame::encode(first));
-    let rest = futures_util::stream::once(listener.rest()).filter_map(std::future::ready);
-    let pieces = futures_util::stream::iter(first).chain(rest);
-    let body = StreamBody::new(pieces.map(|piece| Ok::<_, Infallible>(Frame::data(piece))));
-    let mut response = Response::new(body.map_err(Into::into).boxed_unsync());
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE_HEADER, HeaderValue::from_static(CONTENT_TYPE));
-    response
-}
-
-/// The router's end of the frames. A ticket that is still in it when the router goes away was taken by nobody.
-struct Listener {
-    rest: oneshot::Receiver<Vec<PrefillFrame>>,
-    ledger: Ledger,
-}
-
-impl Listener {
-    /// The frames after the first, once they are there; `None` if the leg ended without a word.
-    async fn rest(mut self) -> Option<Bytes> {
-        let frames = (&mut self.rest).await.ok()?;
-        let mut piece = BytesMut::new();
-        for frame in &frames {
-            piece.extend_from_slice(&frame::encode(frame));
-        }
-        Some(piece.freeze())
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.rest.close();
-        if let Some(id) = self.rest.try_recv().ok().as_deref().and_then(ticket_in) {
-            self.ledger.withdraw(id);
-        }
-    }
-}
-
-fn ticket_in(frames: &[PrefillFrame]) -> Option<&TicketId> {
-    frames.iter().find_map(|frame| match frame {
-        PrefillFrame::Ready { ticket } => Some(&ticket.id),
-        _ => None,
-    })
-}
-
 struct Running<E> {
     core: Arc<Core<E>>,
     arrived: Arrived<PrefillCall>,
@@ -155,6 +95,27 @@ struct Running<E> {
     /// What was offered before the engine was asked.
     offered: Option<TransferMetadata>,
     rest: oneshot::Sender<Vec<PrefillFrame>>,
+}
+
+/// What the engine offers before it is asked, and the ticket for it.
+fn offer<E: Engine>(
+    core: &Core<E>,
+    arrived: &Arrived<PrefillCall>,
+    attached: &Attached,
+    open: &OpenLeg,
+) -> Option<(TransferMetadata, Box<Ticket>)> {
+    let Offer { metadata, lease } = core.engine.offer()?;
+    let draft = draft(
+        core,
+        arrived,
+        &attached.incarnation,
+        metadata.clone(),
+        lease,
+    );
+    Some((
+        metadata,
+        Box::new(open.offer(draft, lease, wanted(arrived))),
+    ))
 }
 
 /// A ticket's facts, as far as they are known before its prefill.
@@ -314,8 +275,10 @@ impl<E: Engine> Running<E> {
             () = open.released() => {}
         }
         abort(&self.core, &self.arrived.call.request).await;
-        let ended = tokio::time::timeout(DROPPED, sent).await;
-        ended.unwrap_or(Err(unwanted))
+        match tokio::time::timeout(DROPPED, sent).await {
+            Ok(Ok(answer)) if answer.status().is_success() => Ok(answer),
+            _ => Err(unwanted),
+        }
     }
 
     /// How long to wait for an answer that nobody wants any more, to learn what is held.

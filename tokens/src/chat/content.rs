@@ -33,11 +33,19 @@ struct Part {
     more: Object,
 }
 
-/// The content as a template of this format is given it.
+/// How a template is given contents.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape<'a> {
+    pub(crate) format: ContentFormat,
+    /// What comes between parts that become one string.
+    pub(crate) separator: &'a str,
+}
+
+/// The content as a template is given it.
 pub(super) fn content(
     content: Option<&Json>,
     role: &str,
-    format: ContentFormat,
+    shape: Shape<'_>,
 ) -> Result<Json, Unknown> {
     let mut parts = match content {
         None => Vec::new(),
@@ -55,7 +63,7 @@ pub(super) fn content(
             .filter_map(without_billing_header)
             .collect();
     }
-    Ok(match format {
+    Ok(match shape.format {
         // Few templates know parts in what a tool says.
         ContentFormat::OpenAi if role != "tool" => {
             Json::List(parts.into_iter().map(shown_part).collect())
@@ -65,7 +73,7 @@ pub(super) fn content(
                 .into_iter()
                 .map(|part| part.text)
                 .collect::<Vec<_>>()
-                .join("\n"),
+                .join(shape.separator),
         ),
     })
 }

@@ -3,8 +3,7 @@
 use minijinja::Value;
 
 use super::calls::tool_call;
-use super::content::content;
-use crate::files::ContentFormat;
+use super::content::{Shape, content};
 use crate::json::{Json, Object};
 use crate::unknown::Unknown;
 
@@ -13,7 +12,7 @@ use crate::unknown::Unknown;
 pub(crate) struct Conversation(Vec<Object>);
 
 impl Conversation {
-    pub(super) fn of(messages: &Json, format: ContentFormat) -> Result<Conversation, Unknown> {
+    pub(super) fn of(messages: &Json, shape: Shape<'_>) -> Result<Conversation, Unknown> {
         match messages {
             Json::List(items) if items.is_empty() => {
                 Err(Unknown::Refused("a chat without messages".into()))
@@ -21,7 +20,7 @@ impl Conversation {
             Json::List(items) => Ok(Conversation(
                 items
                     .iter()
-                    .map(|item| message(item, format))
+                    .map(|item| message(item, shape))
                     .collect::<Result<_, _>>()?,
             )),
             other => Err(Unknown::Refused(format!("messages as {}", other.kind()))),
@@ -121,7 +120,7 @@ fn joined(content: &Json) -> String {
 }
 
 /// One message: the members that the engine passes on, in its order.
-fn message(message: &Json, format: ContentFormat) -> Result<Object, Unknown> {
+fn message(message: &Json, shape: Shape<'_>) -> Result<Object, Unknown> {
     let members = message
         .as_object()
         .ok_or_else(|| Unknown::Refused("a message that is no object".into()))?;
@@ -138,7 +137,7 @@ fn message(message: &Json, format: ContentFormat) -> Result<Object, Unknown> {
     shown.insert("role".into(), role.into());
     shown.insert(
         "content".into(),
-        content(members.get("content"), role, format)?,
+        content(members.get("content"), role, shape)?,
     );
     match role {
         "assistant" => of_assistant(members, &mut shown)?,

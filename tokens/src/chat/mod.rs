@@ -7,12 +7,13 @@ mod tools;
 
 use minijinja::Value;
 
-use crate::files::{ContentFormat, EngineSettings};
+use crate::files::EngineSettings;
 use crate::json::{Json, Object};
 use crate::template::Now;
 use crate::truncate::Truncation;
 use crate::unknown::Unknown;
 
+pub(crate) use content::Shape;
 pub(crate) use messages::Conversation;
 
 /// A chat request to be tokenised.
@@ -102,8 +103,8 @@ impl Request {
     }
 
     /// The messages as the engine normalises them.
-    pub(crate) fn conversation(&self, format: ContentFormat) -> Result<Conversation, Unknown> {
-        Conversation::of(self.members.get("messages").unwrap_or(&Json::Null), format)
+    pub(crate) fn conversation(&self, shape: Shape<'_>) -> Result<Conversation, Unknown> {
+        Conversation::of(self.members.get("messages").unwrap_or(&Json::Null), shape)
     }
 
     /// The template's variables beside the messages.

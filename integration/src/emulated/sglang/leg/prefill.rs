@@ -1,10 +1,14 @@
 //! Prefill's leg: it waits for decode, computes the prompt, and keeps its KV until decode has it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::super::super::core::{Finish, Handoff, HeldKv, Mortal, Output, Sampling};
 use super::super::rooms::{Entered, Kv, Line, Rooms, Word};
 use super::{ABORTED, Abort, Heard, Leg, aborted, timed_out};
+
+/// How long a notification may be under way when whoever sent it is gone.
+const UNDER_WAY: Duration = Duration::from_secs(2);
 
 /// What comes of a prompt.
 struct Computed {
@@ -92,14 +96,18 @@ impl Leg {
         held: HeldKv,
         kv: Kv,
     ) -> Result<(), Abort> {
-        let arrival = rooms.arrival(&held.request_id);
+        let mut arrival = rooms.arrival(&held.request_id);
         line.say(&Word::Kv(kv)).await;
         let why = tokio::select! {
             biased;
-            _ = arrival => return Ok(()),
+            _ = &mut arrival => return Ok(()),
             word = line.hear() => match word {
                 Some(Word::Failed(why)) => why,
-                _ => "Lost connection with decode instance".to_owned(),
+                // Decode may have left with all that it wanted: then its notification is on its own way.
+                _ => match tokio::time::timeout(UNDER_WAY, &mut arrival).await {
+                    Ok(_) => return Ok(()),
+                    Err(_) => "Lost connection with decode instance".to_owned(),
+                },
             },
         };
         let release = format!("{}:1", held.request_id);
