@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use baton_integration::client;
 use baton_integration::conformance::answer::Answer;
-use baton_integration::conformance::sglang::{self as recorded, Exchange, LEFT_OUT, Role, Session};
+use baton_integration::conformance::sglang::{
+    self as recorded, Exchange, LEFT_OUT, Role, Session, laws,
+};
 use baton_integration::conformance::shape::Difference;
 use baton_integration::conformance::socket;
 use baton_integration::emulated::sglang::events::{Form, Format};
@@ -255,22 +257,22 @@ async fn one_server_answers_and_tells_as_recorded() {
     let log = tokio::task::spawn_blocking(move || socket::replay(&replay, 0).unwrap());
     let log = log.await.unwrap();
     assert_eq!(log[0].events[0]["type"], "AllBlocksCleared", "of the start");
-    match recorded::compare_logs(&recorded::log(), &log[1..]) {
+    match laws::compare_logs(&laws::log(), &log[1..]) {
         // All that are made of recorded tokens alone.
         Ok(pages) => assert_eq!(pages, 31 - 4),
         Err(difference) => panic!("{difference}"),
     }
 
     let get = async |path| client::call(engine.address(), "GET", path, &[], "").await;
-    let (known, page) = (recorded::families(), get("/metrics").await);
-    let told = recorded::types(page.served().text());
+    let (known, page) = (laws::families(), get("/metrics").await);
+    let told = laws::types(page.served().text());
     assert!(told.len() > 10);
     for (name, kind) in told {
         assert_eq!(known.get(&name), Some(&kind), "{name}");
     }
     let info = get("/server_info").await.served().json();
-    let keys = recorded::server_info_keys;
-    assert_eq!(keys(&info), keys(&recorded::server_info()));
+    let keys = laws::server_info_keys;
+    assert_eq!(keys(&info), keys(&laws::server_info()));
     stage.judge(&exchanges);
 }
 

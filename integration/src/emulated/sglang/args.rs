@@ -11,11 +11,12 @@ use super::config::{Config, EventsConfig, Mode, Patience};
 use super::events::{Form, Format};
 use crate::emulated::args::EmulateArgs;
 
-/// An emulated SGLang 0.5.23: its HTTP API, bootstrap server, KV events, load stream and metrics, a paged prefix cache with
-/// real bytes that move between engines over NIXL or loopback TCP, and no model.
+/// An emulated SGLang 0.5.23: its HTTP API, bootstrap server, KV events, load stream and metrics,
+/// a paged prefix cache with real bytes that move between engines over NIXL or loopback TCP, and
+/// no model.
 ///
-/// The next token is a function of all KV bytes held, so wrong or missing KV changes the text. It takes SGLang's own flags;
-/// a sidecar launches it as it launches the real one:
+/// The next token is a function of all KV bytes held, so wrong or missing KV changes the text. It
+/// takes SGLang's own flags; a sidecar launches it as it launches the real one:
 ///
 ///   baton-sidecar-sglang -- baton-emulated-sglang --port 30000 --disaggregation-mode prefill
 #[derive(Debug, Clone, Parser)]
@@ -382,3 +383,6 @@ impl Waits {
         Ok(patience.scaled(self.emulate_patience))
     }
 }
+
+#[cfg(test)]
+mod tests;
