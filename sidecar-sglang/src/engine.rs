@@ -185,10 +185,9 @@ impl Engine for SglangEngine {
         self.http.abort(rid).await
     }
 
+    /// Nothing is held beyond a leg's end, and a leg of this sidecar's last life has ended with its connection.
     async fn give_back(&self, _: &TransferMetadata) -> Result<(), Error> {
-        Err(unusable(
-            "an SGLang engine holds nothing beyond a prefill's end",
-        ))
+        Ok(())
     }
 
     async fn keep(&self, _: &[TransferMetadata]) -> Result<Duration, Error> {

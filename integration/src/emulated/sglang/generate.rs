@@ -199,11 +199,16 @@ impl Work<'_> {
                 said.finish = Some(Ending::Aborted(abort));
                 String::new()
             }
-            Heard::Token { id, text, finish } => {
+            Heard::Token {
+                id,
+                text,
+                cached,
+                finish,
+            } => {
+                said.cached = cached;
                 said.tokens.push(id);
                 said.text.push_str(&text);
                 if let Some(finish) = finish {
-                    said.cached = finish.cached;
                     let reason = match self.scripted.rule.fault {
                         Fault::Finish(reason) => reason,
                         _ => finish.reason,
@@ -281,19 +286,34 @@ impl Work<'_> {
                 let error = stream_error(abort.status.unwrap_or(500), &abort.message);
                 return Some(fail_stream(connection, &error, true).await);
             }
-            let mut bytes = Vec::new();
-            if self.route == Route::Chat && !std::mem::replace(&mut begun[index], true) {
-                bytes.extend(event(&answer.role_chunk(index).to_string()));
-            }
-            bytes.extend(event(&self.chunk(answer, index, said, &text).to_string()));
-            if self.route == Route::Chat && said.finish.is_some() {
-                bytes.extend(event(&answer.end_chunk(index, said).to_string()));
-            }
+            let first = !std::mem::replace(&mut begun[index], true);
+            let bytes = self.frames(answer, index, said, &text, first);
             // Who has left is not missed yet.
             connection.write(&bytes).await;
         }
         connection.write(&ending(answer, choices)).await;
         Some(After::KeepAlive)
+    }
+
+    /// What one more token is told in: a chat begins and ends with a chunk of its own.
+    fn frames(
+        &self,
+        answer: &Answer<'_>,
+        index: usize,
+        said: &Said,
+        text: &str,
+        first: bool,
+    ) -> Vec<u8> {
+        let chat = self.route == Route::Chat;
+        let mut bytes = Vec::new();
+        if chat && first {
+            bytes.extend(event(&answer.role_chunk(index).to_string()));
+        }
+        bytes.extend(event(&self.chunk(answer, index, said, text).to_string()));
+        if chat && said.finish.is_some() {
+            bytes.extend(event(&answer.end_chunk(index, said).to_string()));
+        }
+        bytes
     }
 
     fn chunk(&self, answer: &Answer<'_>, index: usize, said: &Said, text: &str) -> Value {
