@@ -139,7 +139,10 @@ impl Run<'_> {
         let beside = self.boot()?;
         self.report
             .add("boot", started.elapsed(), Ok(Outcome::default()));
-        self.look("links", |run| Ok(run.links()))?;
+        // SGLang's sidecar has no part in the fabric of its engine.
+        if self.args.engine == EngineKind::Vllm {
+            self.look("links", |run| Ok(run.links()))?;
+        }
         self.step(E2eStep::Surface, |run| {
             run.client("OpenAI surface", "surface.py", &run.reference_arguments())
         })?;
@@ -161,16 +164,18 @@ impl Run<'_> {
         let beside = match self.args.engine {
             EngineKind::Vllm => {
                 self.cluster.launch(&DECODE_0, 9102)?;
+                self.cluster.start_engine(AGGREGATED)?;
                 let second = (!self.args.smoke).then_some((DECODE_1, 9103));
                 second.map(|(engine, port)| self.start_beside(engine, port))
             }
-            // Both ways to attach, with one engine less.
+            // Both ways to attach, with one engine less. What cannot be split is for the one that serves whole requests: the
+            // engines of a pair refuse them.
             EngineKind::Sglang => {
                 self.start_beside(DECODE_0, 9102)?;
+                self.start_beside(AGGREGATED, 9103)?;
                 None
             }
         };
-        self.cluster.start_engine(AGGREGATED)?;
         let mut engines = vec![PREFILL_0, AGGREGATED];
         engines.extend(self.decode_engines());
         self.cluster.wait_until_ready(&engines)?;

@@ -76,20 +76,19 @@ pub(super) fn launched(engine: &Engine) -> Vec<String> {
 /// Flags of an engine that is started by hand.
 pub(super) fn by_hand(engine: &Engine) -> Vec<String> {
     let mut flags = launched(engine);
-    if engine.role != Role::Aggregated {
-        // Above the range that HTTP uses here; replay and load have ports beside it.
-        let events = engine.port + 10_000;
-        let config = json!({
-            "publisher": "zmq",
-            "endpoint": format!("tcp://*:{events}"),
-            "replay_endpoint": format!("tcp://*:{}", events + 100),
-            "topic": "kv",
-        });
-        flags.extend(words([
-            ("--kv-events-config", config.to_string()),
-            ("--load-publish-endpoint", "auto".to_owned()),
-        ]));
-    }
+    // Above the range that HTTP uses here.
+    let [events, replay, load] = [10_000, 10_100, 10_200].map(|more| engine.port + more);
+    let config = json!({
+        "publisher": "zmq",
+        // A concrete host would be connected to and not bound.
+        "endpoint": format!("tcp://*:{events}"),
+        "replay_endpoint": format!("tcp://*:{replay}"),
+        "topic": "kv",
+    });
+    flags.extend(words([
+        ("--kv-events-config", config.to_string()),
+        ("--load-publish-endpoint", format!("tcp://*:{load}")),
+    ]));
     flags
 }
 
