@@ -12,7 +12,7 @@ use baton_proto::{Error, ErrorKind, Source, Stage};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::args::Force;
 use crate::fleet::{Knowledge, Snapshot, WorkerState, WorkerView};
@@ -97,6 +97,8 @@ pub fn fleet(router: &Router) -> Response<Body> {
             pairs.push(pair(router, &snapshot, prefill, decode));
         }
     }
+    let planned = router.metrics.prompts_planned();
+    let planned = planned.map(|(known, count)| (known.word().to_owned(), count.into()));
     daemon_http::json(
         StatusCode::OK,
         &json!({
@@ -104,6 +106,7 @@ pub fn fleet(router: &Router) -> Response<Body> {
             "pairs": pairs,
             "tokenizers": router.fleet.tokenizers().shown(),
             "queued": router.queue.waiting(),
+            "prompts_planned": planned.collect::<Map<_, _>>(),
             "tokens_asked": router.fleet.tokenizers().asking_shown(),
         }),
     )

@@ -341,6 +341,15 @@ impl Metrics {
         self.refused.get_or_create(&ReasonLabel { reason }).inc();
     }
 
+    /// How many requests were planned by what, so far.
+    pub fn prompts_planned(&self) -> impl Iterator<Item = (Known, u64)> {
+        Known::ALL.into_iter().map(|known| {
+            let by = known.word();
+            let count = self.prompts_known.get_or_create(&KnownLabel { by }).get();
+            (known, count)
+        })
+    }
+
     /// An engine was to tell a prompt's tokens.
     pub fn asked(&self, outcome: &'static str) {
         self.asked.get_or_create(&OutcomeLabel { outcome }).inc();

@@ -156,6 +156,10 @@ impl Tokenizers {
             }
         };
         self.metrics.prompt_known(tokenised.known);
+        if let Some(because) = tokenised.because {
+            let by = tokenised.known.word();
+            tracing::debug!(by, because, "no files make tokens of a prompt");
+        }
         tokenised
     }
 

@@ -26,13 +26,16 @@ pub struct Foretold {
     pub unwatched: bool,
 }
 
+/// Names of the blocks of each prompt.
+type Named = Arc<[Arc<[u64]>]>;
+
 /// One worker's part of a prediction.
 #[derive(Debug, Clone)]
 struct Forecast {
     cached: Cached,
     /// If the prompt's tokens are known: what can be compared, and its blocks as this worker names them, for each of several
     /// prompts by themselves.
-    by_tokens: Option<(Foretold, Arc<[Arc<[u64]>]>)>,
+    by_tokens: Option<(Foretold, Named)>,
 }
 
 impl Foretold {
@@ -99,8 +102,8 @@ impl Prediction {
 /// All prompts of a request under one naming.
 struct Chains {
     naming: Naming,
-    blocks: Arc<[Arc<[u64]>]>,
-    chains: Vec<Chain>,
+    blocks: Named,
+    each: Vec<Chain>,
 }
 
 /// A prompt's blocks, and who holds how many of them.
@@ -208,20 +211,17 @@ impl Chains {
             let block_size = naming.block_size.into();
             Chain::new(index, found, blocks.into(), usable, block_size)
         });
-        let chains: Vec<Chain> = chains.collect();
+        let each: Vec<Chain> = chains.collect();
         Self {
             naming,
-            blocks: chains
-                .iter()
-                .map(|chain| Arc::clone(&chain.blocks))
-                .collect(),
-            chains,
+            blocks: each.iter().map(|chain| Arc::clone(&chain.blocks)).collect(),
+            each,
         }
     }
 
     /// What a worker has of all of them together. What is shared among them counts for each.
     fn cached(&self, worker: &WorkerView) -> Cached {
-        let each = self.chains.iter().map(|chain| chain.cached(worker));
+        let each = self.each.iter().map(|chain| chain.cached(worker));
         let sum = |sum: Cached, more: Cached| Cached {
             known: sum.known + more.known,
             lower: sum.lower + more.lower,

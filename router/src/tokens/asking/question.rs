@@ -118,7 +118,7 @@ mod tests {
             (Route::PassThrough("/v1/embeddings"), r#"{"prompt":"a"}"#),
             (Route::Completions, &huge),
         ] {
-            assert!(question(route, body).is_none(), "{:.60}", body);
+            assert!(question(route, body).is_none(), "{body:.60}");
         }
     }
 }
