@@ -227,6 +227,12 @@ impl Table {
         }
     }
 
+    /// Has the bucket after that of a block fetched.
+    #[inline]
+    pub(crate) fn fetch_further(&self, home: Home) {
+        prefetch_index(&self.buckets, home.bucket + 1);
+    }
+
     /// The bucket of a block, unless the table has another size since that was looked up. For the writer.
     #[inline]
     pub(crate) fn own(&self, home: Home) -> Option<Own<'_>> {
