@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::sets::Sets;
 use crate::sync::Published;
-use crate::table::{Home, Keys, Position, SLOTS, Seek, Table};
+use crate::table::{Keys, Position, SLOTS, Seek, Table};
 use crate::target::{Holder, Target, Targets, Tier};
 use crate::view::{SHARDS, View};
 use crate::word::Holding;
@@ -121,9 +121,7 @@ impl Writer {
             return;
         }
         let holder = Holder::new(target, tier);
-        let mut new = self.each_near(blocks, |writer, hash, home| {
-            writer.store_near(holder, hash, home)
-        });
+        let mut new = self.each_near(blocks, |writer, hash| writer.store_near(holder, hash));
         new += self.each_left(|writer, hash| writer.store_seeking(views, holder, hash));
         self.held_becomes(target, tier, |held| held + new);
     }
@@ -139,8 +137,8 @@ impl Writer {
             return;
         }
         let holder = Holder::new(target, tier);
-        let mut gone = self.each_near(blocks, |writer, hash, home| {
-            writer.remove_near(views, holder, hash, home)
+        let mut gone = self.each_near(blocks, |writer, hash| {
+            writer.remove_near(views, holder, hash)
         });
         gone += self.each_left(|writer, hash| writer.remove_seeking(views, holder, hash));
         self.held_becomes(target, tier, |held| held - gone);
@@ -149,24 +147,18 @@ impl Writer {
 
     /// Changes blocks that are in their own buckets, and leaves the others; how many did change.
     #[inline]
-    fn each_near(
-        &mut self,
-        blocks: &[u64],
-        change: impl Fn(&mut Self, u64, Home) -> bool,
-    ) -> u64 {
-        let mut next = [Home::default(); GROUP];
-        let mut groups = blocks.chunks(GROUP);
-        self.fetch(groups.next().unwrap_or_default(), &mut next);
+    fn each_near(&mut self, blocks: &[u64], change: impl Fn(&mut Self, u64) -> bool) -> u64 {
+        let mut ahead = blocks.chunks(GROUP);
+        self.fetch(ahead.next());
         let mut changed = 0;
         for group in blocks.chunks(GROUP) {
-            let homes = next;
-            self.fetch(groups.next().unwrap_or_default(), &mut next);
-            for (hash, home) in group.iter().zip(homes) {
-                if change(self, *hash, home) {
+            self.fetch(ahead.next());
+            for hash in group {
+                if change(self, *hash) {
                     changed += 1;
                 } else {
+                    self.view.table(*hash).fetch_further(*hash);
                     self.left.push(*hash);
-                    self.view.tables[home.shard].fetch_further(home);
                 }
             }
         }
@@ -174,9 +166,9 @@ impl Writer {
     }
 
     #[inline]
-    fn fetch(&self, group: &[u64], homes: &mut [Home; GROUP]) {
-        for (home, hash) in homes.iter_mut().zip(group) {
-            *home = self.view.fetch(*hash);
+    fn fetch(&self, group: Option<&[u64]>) {
+        for hash in group.unwrap_or_default() {
+            self.view.fetch(*hash);
         }
     }
 
@@ -208,20 +200,19 @@ impl Writer {
 
     /// Whether it was not there, and could be put into its own bucket.
     #[inline]
-    fn store_near(&mut self, holder: Holder, hash: u64, home: Home) -> bool {
-        let table = &self.view.tables[home.shard];
-        let Some(own) = table.own(home) else {
-            return false;
-        };
+    fn store_near(&mut self, holder: Holder, hash: u64) -> bool {
+        let shard = self.view.keys.shard(hash);
+        let table = &self.view.tables[shard];
+        let own = table.own(hash);
         if let Some(slot) = own.held(hash) {
             let to = own.holding(slot).with_new(holder);
             return to.map(|to| own.change(slot, to)).is_some();
         }
-        let has_room = self.blocks[home.shard] * 100 < table.slots() * FULL;
+        let has_room = self.blocks[shard] * 100 < table.slots() * FULL;
         match (own.vacant(), Holding::NONE.with(holder)) {
             (Some(slot), Some(alone)) if has_room => {
                 own.fill(slot, hash, alone);
-                self.blocks[home.shard] += 1;
+                self.blocks[shard] += 1;
                 true
             }
             _ => false,
@@ -266,26 +257,21 @@ impl Writer {
 
     /// Whether it was there, in its own bucket.
     #[inline]
-    fn remove_near(
-        &mut self,
-        views: &Published<View>,
-        holder: Holder,
-        hash: u64,
-        home: Home,
-    ) -> bool {
-        let table = &self.view.tables[home.shard];
-        if let Some(own) = table.own(home)
-            && let Some(slot) = own.held(hash)
-            && let Some(to) = own.holding(slot).without_known(holder)
-        {
-            own.change(slot, to);
-            if to.is_none() {
-                self.blocks[home.shard] -= 1;
-                self.shrink(views, home.shard);
-            }
-            return true;
+    fn remove_near(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
+        let shard = self.view.keys.shard(hash);
+        let own = self.view.tables[shard].own(hash);
+        let Some(slot) = own.held(hash) else {
+            return false;
+        };
+        let Some(to) = own.holding(slot).without_known(holder) else {
+            return false;
+        };
+        own.change(slot, to);
+        if to.is_none() {
+            self.blocks[shard] -= 1;
+            self.shrink(views, shard);
         }
-        false
+        true
     }
 
     /// Whether it was there, wherever the block may be, and whoever holds it.
