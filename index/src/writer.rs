@@ -18,7 +18,7 @@ use crate::word::Holding;
 
 /// Blocks whose buckets are fetched together, one such group ahead of the one that is worked on: the processor waits for the
 /// address of what it fetches, for several at the same time if nothing stands between them.
-const GROUP: usize = 16;
+const GROUP: usize = 8;
 
 /// Parts of a table, in per cent: the most that is used, the part in use after growing or shrinking, and the part below
 /// which it shrinks.
