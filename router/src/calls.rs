@@ -392,6 +392,7 @@ impl ReleaseOnDrop {
                 release: Release::Leg {
                     request: leg.request.clone(),
                     route: leg.route,
+                    epoch: worker.epoch(),
                 },
             }),
         }

@@ -178,6 +178,7 @@ impl Fleet {
         tracing::info!(worker = %registration.worker, %address, "worker joined");
         let worker = Arc::new(Worker::new(
             registration.worker.clone(),
+            registration.epoch,
             address,
             Arc::clone(&self.index),
             Arc::clone(&self.queue),

@@ -22,7 +22,14 @@ pub(crate) const TTL: Duration = Duration::from_secs(120);
 pub(crate) fn worker(id: &str, index: &Arc<Index>, info: WorkerInfo) -> WorkerView {
     let address = Uri::from_static("http://127.0.0.1:1");
     let queue = Queue::new(0, Metrics::default());
-    let worker = Worker::new(id.parse().unwrap(), address, Arc::clone(index), queue, TTL);
+    let worker = Worker::new(
+        id.parse().unwrap(),
+        Epoch(1),
+        address,
+        Arc::clone(index),
+        queue,
+        TTL,
+    );
     let hello = Hello {
         protocol: PROTOCOL_VERSION,
         worker: worker.id().clone(),

@@ -12,7 +12,7 @@ use baton_proto::compat::Compatibility;
 use baton_proto::load::{LoadReport, Stall};
 use baton_proto::watch::{Hello, SidecarState};
 use baton_proto::worker::{Role, Tier, WorkerInfo};
-use baton_proto::{Incarnation, WorkerId};
+use baton_proto::{Epoch, Incarnation, WorkerId};
 use http::Uri;
 use serde::Serialize;
 use tokio::sync::watch;
@@ -102,6 +102,7 @@ impl Told {
 /// One worker. Shared by its session, the snapshots and the requests it serves.
 pub struct Worker {
     id: WorkerId,
+    epoch: Epoch,
     address: Uri,
     told: ArcSwap<Told>,
     breaker: Breaker,
@@ -119,6 +120,7 @@ pub struct Worker {
 impl Worker {
     pub(super) fn new(
         id: WorkerId,
+        epoch: Epoch,
         address: Uri,
         index: Arc<Index>,
         queue: Arc<Queue>,
@@ -126,6 +128,7 @@ impl Worker {
     ) -> Self {
         Self {
             id,
+            epoch,
             address,
             told: ArcSwap::default(),
             breaker: Breaker::default(),
@@ -143,6 +146,11 @@ impl Worker {
     /// Its name.
     pub fn id(&self) -> &WorkerId {
         &self.id
+    }
+
+    /// Which life of its sidecar. Another one is another worker here.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
     }
 
     /// URL of a path on its sidecar.
