@@ -53,20 +53,20 @@ pub async fn planned(
     let end = (Instant::now() + attempt.router.args.max_wait()).min(attempt.deadline);
     let mut place: Option<Place> = None;
     loop {
-        let full = match once(attempt, lessons, waits, place.as_ref())? {
+        let (full, after_s) = match once(attempt, lessons, waits, place.as_ref())? {
             Found::Plan(planned) => return Ok(*planned),
-            Found::NoRoom(full) => full,
+            Found::NoRoom { full, waiting } => (full, seconds(waiting)),
         };
         match &place {
             // Room that came before it was in the queue would have told nobody: it looks once more.
             None => {
-                let entered = queue.enter(attempt.facts.model.as_deref())?;
+                let entered = queue.enter(attempt.facts.model.as_deref(), after_s)?;
                 entered.wants(&full);
                 place = Some(entered);
             }
             Some(place) => {
                 place.wants(&full);
-                place.woken(end).await?;
+                place.woken(end, after_s).await?;
             }
         }
     }
@@ -74,8 +74,13 @@ pub async fn planned(
 
 enum Found {
     Plan(Box<Planned>),
-    /// Numbers of those that have none.
-    NoRoom(Vec<u32>),
+    /// Its workers have none.
+    NoRoom {
+        /// The numbers of those that have none.
+        full: Vec<u32>,
+        /// Predicted seconds until they will.
+        waiting: f64,
+    },
 }
 
 /// Plans once. `waits` if there is a queue for the attempt; `place` is its place there, if it has one already.
@@ -103,7 +108,8 @@ fn once(
             if place.is_none() {
                 check_queue(attempt, &chosen)?;
             }
-            return Ok(Found::NoRoom(full));
+            let waiting = chosen.cost.waiting;
+            return Ok(Found::NoRoom { full, waiting });
         }
     }
     let trace = attempt.trace.trace_id();

@@ -92,15 +92,16 @@ impl Queue {
         }
     }
 
-    /// A place at the end. Somebody of another model may have to go for it.
-    pub fn enter(self: &Arc<Self>, model: Option<&str>) -> Result<Place, Error> {
+    /// A place at the end. Somebody of another model may have to go for it. If there is none, it is worth to come again
+    /// `after_s` seconds from now.
+    pub fn enter(self: &Arc<Self>, model: Option<&str>, after_s: u32) -> Result<Place, Error> {
         let model = model.unwrap_or_default();
         let mut line = self.lock();
         if line.len() >= self.most && !line.make_room(model) {
             drop(line);
             self.metrics.refused("full");
             let message = format!("{} requests wait for room already", self.most);
-            return Err(overloaded(message, 1));
+            return Err(overloaded(message, after_s));
         }
         let (ticket, wake) = line.enter(model);
         self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -134,14 +135,15 @@ impl Place {
         self.queue.lock().wants(self.ticket, workers);
     }
 
-    /// Waits until it is worth to plan again, but no longer than until `end`.
-    pub async fn woken(&self, end: Instant) -> Result<(), Error> {
+    /// Waits until it is worth to plan again, but no longer than until `end`. Who has waited in vain may come again after so
+    /// many seconds.
+    pub async fn woken(&self, end: Instant, after_s: u32) -> Result<(), Error> {
         let look = (Instant::now() + LOOK_AGAIN).min(end);
         let _ = tokio::time::timeout_at(look, self.wake.heard()).await;
         if self.wake.must_go() {
             self.queue.metrics.refused("gave_way");
             let message = "too many requests to this model wait for room".to_owned();
-            return Err(overloaded(message, 1));
+            return Err(overloaded(message, after_s));
         }
         if Instant::now() < end {
             return Ok(());
@@ -150,7 +152,7 @@ impl Place {
         let waited = self.since.elapsed().as_secs();
         let message =
             format!("it has waited for {waited} s, and nobody who could serve it has room");
-        Err(overloaded(message, 1))
+        Err(overloaded(message, after_s))
     }
 }
 

@@ -24,7 +24,7 @@ fn end() -> Instant {
 #[tokio::test(start_paused = true)]
 async fn room_goes_to_the_first_who_wants_it_and_then_to_the_next() {
     let queue = queue(10);
-    let [one, two, three] = [0; 3].map(|_| queue.enter(Some("m")).unwrap());
+    let [one, two, three] = [0; 3].map(|_| queue.enter(Some("m"), 1).unwrap());
     one.wants(&[1]);
     two.wants(&[1, 2]);
     three.wants(&[2]);
@@ -48,7 +48,7 @@ async fn room_goes_to_the_first_who_wants_it_and_then_to_the_next() {
 #[tokio::test(start_paused = true)]
 async fn who_changes_his_mind_among_full_workers_wakes_nobody() {
     let queue = queue(10);
-    let [one, two] = [0; 2].map(|_| queue.enter(None).unwrap());
+    let [one, two] = [0; 2].map(|_| queue.enter(None, 1).unwrap());
     one.wants(&[1]);
     two.wants(&[1]);
     one.wants(&[2]);
@@ -69,13 +69,13 @@ async fn who_changes_his_mind_among_full_workers_wakes_nobody() {
 #[tokio::test(start_paused = true)]
 async fn a_word_is_not_lost_on_who_does_not_listen() {
     let queue = queue(10);
-    let place = queue.enter(None).unwrap();
+    let place = queue.enter(None, 1).unwrap();
     place.wants(&[1]);
     queue.room_in(1);
     let before = Instant::now();
-    place.woken(end()).await.unwrap();
+    place.woken(end(), 1).await.unwrap();
     assert_eq!(before.elapsed(), Duration::ZERO);
-    place.woken(end()).await.unwrap();
+    place.woken(end(), 1).await.unwrap();
     assert_eq!(
         before.elapsed(),
         LOOK_AGAIN,
@@ -87,7 +87,7 @@ async fn a_word_is_not_lost_on_who_does_not_listen() {
 async fn who_waits_counts_for_those_behind() {
     let queue = queue(10);
     assert_eq!(queue.ahead(None).of(1), 0);
-    let (one, two) = (queue.enter(None).unwrap(), queue.enter(None).unwrap());
+    let (one, two) = (queue.enter(None, 1).unwrap(), queue.enter(None, 1).unwrap());
     one.wants(&[1]);
     two.wants(&[1, 2]);
     let ahead = |place: Option<&Place>| {
@@ -107,10 +107,10 @@ async fn who_waits_counts_for_those_behind() {
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_past_his_time() {
     let queue = queue(1);
-    let place = queue.enter(None).unwrap();
+    let place = queue.enter(None, 1).unwrap();
     let (begun, end) = (Instant::now(), Instant::now() + LOOK_AGAIN * 3);
     let error = loop {
-        if let Err(error) = place.woken(end).await {
+        if let Err(error) = place.woken(end, 1).await {
             break error;
         }
     };
@@ -126,20 +126,21 @@ async fn nobody_waits_past_his_time() {
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_one_model_gives_way_to_others() {
     let queue = queue(4);
-    let enter = |model| queue.enter(Some(model));
+    let enter = |model| queue.enter(Some(model), 7);
     let flood: Vec<Place> = (0..4).map(|_| enter("flood").unwrap()).collect();
     let full = enter("flood").unwrap_err();
     assert_eq!(
         (full.kind, full.retry),
         (ErrorKind::Overloaded, Retry::Safe)
     );
+    assert_eq!(full.retry_after_s, Some(7));
     let one = enter("quiet").unwrap();
     let two = enter("quiet").unwrap();
     assert!(enter("quiet").is_err(), "each has its share");
     for (place, stays) in flood.iter().zip([true, true, false, false]) {
         assert_eq!(place.wake.must_go(), !stays);
     }
-    let gone = flood[3].woken(end()).await.unwrap_err();
+    let gone = flood[3].woken(end(), 1).await.unwrap_err();
     assert!(gone.message.contains("this model"), "{}", gone.message);
     assert_eq!(queue.lock().len(), 4);
     drop((flood, one, two));
@@ -151,12 +152,12 @@ async fn a_flood_of_one_model_gives_way_to_others() {
 async fn who_has_to_go_leaves_room_to_the_next() {
     let queue = queue(2);
     let (one, two) = (
-        queue.enter(Some("a")).unwrap(),
-        queue.enter(Some("a")).unwrap(),
+        queue.enter(Some("a"), 1).unwrap(),
+        queue.enter(Some("a"), 1).unwrap(),
     );
     one.wants(&[1]);
     two.wants(&[2]);
-    let three = queue.enter(Some("b")).unwrap();
+    let three = queue.enter(Some("b"), 1).unwrap();
     three.wants(&[2]);
     assert!(two.wake.must_go());
     queue.room_in(2);

@@ -16,6 +16,7 @@ use baton_proto::request::ClientRequest;
 use baton_proto::{ErrorKind, WorkerId};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
+use rand::Rng;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -121,7 +122,7 @@ impl Asking {
         tokens.map(|tokens| tokens.to_vec())
     }
 
-    /// Whoever has the fewest questions of those who would answer this one in time. It counts as asked.
+    /// Whoever has the fewest questions of those who would answer this one in time, one of them by chance. It counts as asked.
     fn choose<'a>(
         &self,
         question: &Question,
@@ -131,7 +132,8 @@ impl Asking {
         let (mut records, now) = (self.lock(), Instant::now());
         let mut worth = false;
         let mut free: Option<(u32, &WorkerView)> = None;
-        for view in able {
+        let first = rand::rng().random_range(0..able.len().max(1));
+        for view in able.iter().cycle().skip(first).take(able.len()) {
             let record = records.entry(view.id().clone()).or_default();
             let in_time = record.is_worth(question.body.len(), patience, now);
             worth |= in_time;

@@ -2,8 +2,8 @@
 //!
 //! [`KvView`] is one worker's view: it takes the frames of a watch stream, keeps the fleet-wide index by them and never
 //! believes what it cannot account for. [`Expected`] is what no event has told yet. [`predict`] puts both together: how
-//! much of a prompt each worker has already; where its tokens are not known its [`Text`] has to do ([`predict_by_text`]). [`Proof`] compares that with what the engine reports afterwards, and [`Trust`]
-//! draws the conclusions.
+//! much of a prompt each worker has already; where its tokens are not known its [`Text`] has to do ([`predict_by_text`]).
+//! [`Proof`] compares that with what the engine reports afterwards, and [`Trust`] draws the conclusions.
 //!
 //! Nothing here asks anybody anything: frames in, answers out. Tokens come from whoever has them ([`Prompt`]).
 
