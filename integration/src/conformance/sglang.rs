@@ -305,7 +305,7 @@ fn words(text: &str) -> String {
     for character in text.chars() {
         if character == '\'' {
             quoted = !quoted;
-        } else if !quoted && !(character.is_ascii_digit() && out.ends_with('#')) {
+        } else if !(quoted || character.is_ascii_digit() && out.ends_with('#')) {
             out.push(if character.is_ascii_digit() {
                 '#'
             } else {

@@ -19,6 +19,7 @@ use crate::emulated::args::EmulateArgs;
 /// takes SGLang's own flags; a sidecar launches it as it launches the real one:
 ///
 ///   baton-sidecar-sglang -- baton-emulated-sglang --port 30000 --disaggregation-mode prefill
+#[expect(clippy::struct_excessive_bools, reason = "SGLang's own flags")]
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "baton-emulated-sglang",
@@ -133,6 +134,7 @@ pub struct Args {
 }
 
 /// SGLang's own environment.
+#[expect(clippy::struct_field_names, reason = "the flags' own names")]
 #[derive(Debug, Clone, clap::Args)]
 struct Waits {
     /// Seconds that prefill waits for its decode.

@@ -148,7 +148,7 @@ impl EmulatedSglang {
         }
         let addresses = seats.iter().map(|seat| seat.address).collect();
         *inner.seats.lock().unwrap() = seats;
-        let started = 1_796_006_723.0 + f64::from(rand::random::<u16>());
+        let started = 1_796_006_723.0 + f64::from(rand::random::<u32>()) / 65_536.0;
         let life = Life::new(reach::uuid(), started, ranks, death, Vec::new());
         if inner.config.mode == Mode::Prefill {
             self.serve_bootstrap(&life, addresses).await;

@@ -19,9 +19,12 @@ use super::engine::{EmulatedSglang, Named};
 use super::leg::{Abort, Heard, Leg};
 use super::request::{self, Ask, Refused, Route};
 
+/// A sequence has room for all that it says, up to so many tokens.
+const MOST: usize = 1 << 16;
+
 /// A sequence in the making.
 struct Choice {
-    heard: mpsc::UnboundedReceiver<Heard>,
+    heard: mpsc::Receiver<Heard>,
     said: Said,
     cancel: CancellationToken,
     _named: Named,
@@ -99,7 +102,9 @@ impl Work<'_> {
             self.unary(connection, &answer, &mut choices).await
         };
         if after.is_none() {
-            choices.iter().for_each(|choice| choice.cancel.cancel());
+            for choice in &choices {
+                choice.cancel.cancel();
+            }
         }
         after
     }
@@ -119,7 +124,7 @@ impl Work<'_> {
         let mut choices = Vec::new();
         for part in &ask.parts {
             for child in 0..ask.n {
-                let (say, heard) = mpsc::unbounded_channel();
+                let (say, heard) = mpsc::channel(ask.sampling.limit.min(MOST) + 2);
                 let named = self.engine.name(&part.rid);
                 let mut bootstrap = part.bootstrap.clone();
                 if let Some(at) = &mut bootstrap {

@@ -62,7 +62,7 @@ pub(super) struct Leg {
     pub(super) bootstrap: Option<Bootstrap>,
     pub(super) prefill_dp_rank: Option<u64>,
     pub(super) cancel: CancellationToken,
-    pub(super) said: mpsc::UnboundedSender<Heard>,
+    pub(super) said: mpsc::Sender<Heard>,
 }
 
 impl Leg {
@@ -70,7 +70,7 @@ impl Leg {
     pub(super) async fn run(self) {
         let dead = self.life.death.dead.clone();
         if let Some(Err(abort)) = dead.run_until_cancelled(self.work()).await {
-            let _ = self.said.send(Heard::Aborted(abort));
+            let _ = self.said.try_send(Heard::Aborted(abort));
         }
     }
 
@@ -139,7 +139,7 @@ impl Leg {
             },
             finish,
         };
-        let _ = self.said.send(heard);
+        let _ = self.said.try_send(heard);
         Ok(last)
     }
 

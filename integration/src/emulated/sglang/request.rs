@@ -17,6 +17,7 @@ pub(super) enum Route {
 }
 
 /// A request, understood.
+#[expect(clippy::struct_excessive_bools, reason = "the API's own flags")]
 #[derive(Debug, Clone)]
 pub(super) struct Ask {
     pub(super) route: Route,

@@ -36,7 +36,7 @@ impl Leg {
             self.hand_over(room, &rooms, &mut line, held, kv).await?;
         }
         computed.finish.reason = "length";
-        let _ = self.said.send(Heard::Token {
+        let _ = self.said.try_send(Heard::Token {
             id: computed.id,
             text: computed.text,
             cached: computed.cached,
