@@ -158,9 +158,14 @@ async fn an_altered_ticket_is_refused_before_the_engine_sees_it() {
         ("its request", |t| {
             t.request_digest = RequestDigest::of("/v1/completions", b"{}")
         }),
-        ("more tokens", |t| t.prompt_tokens += 1),
-        ("fewer tokens", |t| t.prompt_tokens -= 1),
-        ("its bytes", |t| t.bytes += 1),
+        ("more tokens", |t| {
+            t.prompt_tokens = t.prompt_tokens.map(|tokens| tokens + 1)
+        }),
+        ("fewer tokens", |t| {
+            t.prompt_tokens = t.prompt_tokens.map(|tokens| tokens - 1)
+        }),
+        ("its bytes", |t| t.bytes = t.bytes.map(|bytes| bytes + 1)),
+        ("unknown tokens", |t| t.prompt_tokens = None),
         ("a longer lease", |t| t.lease_ms += 1),
         ("more left than there was", |t| {
             t.lease_remaining_ms = t.lease_ms + 1
