@@ -150,7 +150,7 @@ async fn an_altered_ticket_is_refused_before_the_engine_sees_it() {
     let d0 = fleet.sidecar_address("d0");
     let genuine = ticket_for(&fleet, "d0").await;
     let foreign = ticket_for(&fleet, "d0").await;
-    let alterations: [(&str, Alter); 20] = [
+    let alterations: [(&str, Alter); 21] = [
         ("its name", |t| t.id = direct::fresh()),
         ("its prefill worker", |t| t.prefill = "p1".parse().unwrap()),
         ("its life", |t| t.incarnation = "another".parse().unwrap()),
