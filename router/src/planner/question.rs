@@ -142,7 +142,7 @@ impl Question<'_> {
         let duty = |view: &WorkerView| Duty {
             prefill: splits && view.role().prefills(),
             decode: splits && view.role().decodes(),
-            local: !view.legs_only() && !(others && set_apart(view)),
+            local: !(view.legs_only() || others && set_apart(view)),
         };
         let duties = workers.iter();
         duties
