@@ -174,13 +174,23 @@ fn strange(why: &str) -> Error {
     Error::new(ErrorKind::Protocol, Source::Engine, Stage::Prefill, why).retry(Retry::AfterCancel)
 }
 
-/// SGLang answers under the request's own id.
+/// SGLang answers under the request's own id, and each prompt of a batch under that and its number: `_0`, `_1` (0.5.23).
 pub fn is_answer_to(json: &[u8], request: &RequestId) -> bool {
     let Ok(object) = RawObject::parse(json) else {
         return true;
     };
-    let id: Option<String> = object.get_as("id");
-    id.is_none_or(|id| id == request.as_str())
+    let Some(id): Option<String> = object.get_as("id") else {
+        return true;
+    };
+    match id.strip_prefix(request.as_str()) {
+        Some("") => true,
+        Some(rest) => rest.strip_prefix('_').is_some_and(is_number),
+        None => false,
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(test)]

@@ -312,12 +312,15 @@ impl Run<'_> {
     fn wants(&self, step: E2eStep) -> bool {
         let E2eArgs {
             engine,
+            smoke,
             only,
             faults,
             ..
         } = self.args;
         match step {
             _ if !step.is_for(*engine) => false,
+            // Each boot of an engine is most of what the short cut takes.
+            E2eStep::View if *smoke && only.is_empty() => *engine == EngineKind::Vllm,
             E2eStep::Faults if *faults => true,
             _ if only.is_empty() => !faults,
             _ => only.contains(&step),

@@ -199,7 +199,7 @@ struct E2eArgs {
     #[arg(value_enum)]
     engine: EngineKind,
 
-    /// A short cut of it: one decode engine, fewer requests, no workers that come and go, few faults.
+    /// A short cut of it: one decode engine, fewer requests, no workers that come and go, few faults; of SGLang no view.
     #[arg(long)]
     smoke: bool,
 

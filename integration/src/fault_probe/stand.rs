@@ -21,7 +21,7 @@ pub const TOKEN: &str = "the-token-of-this-probe-alone";
 pub const LEASE_S: u64 = 6;
 
 /// Booting several engines takes minutes on a busy machine.
-pub const BOOT_BOUND: Duration = Duration::from_mins(10);
+pub const BOOT_BOUND: Duration = Duration::from_mins(20);
 
 /// Registration and state changes take a heartbeat or two; an engine that was frozen has to be believed in again.
 const FLEET_BOUND: Duration = Duration::from_mins(1);

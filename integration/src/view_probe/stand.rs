@@ -25,7 +25,7 @@ pub const TOKEN: &str = "the-token-of-this-probe-alone";
 pub const WORKER: &str = "few-blocks";
 
 /// Booting takes minutes on a busy machine.
-const BOOT_BOUND: Duration = Duration::from_mins(10);
+const BOOT_BOUND: Duration = Duration::from_mins(20);
 
 /// Registration and state changes take a heartbeat or two.
 const FLEET_BOUND: Duration = Duration::from_mins(1);

@@ -187,4 +187,8 @@ fn an_answer_names_its_request() {
     assert!(of("0978dc01e1844c6b91840c1233217254"));
     assert!(!of("0978dc01e1844c6b91840c123321725"));
     assert!(is_answer_to(b"[1]", &id()), "it does not say");
+    let named = |end: &str| format!(r#"{{"id":"{}{end}"}}"#, id().as_str());
+    let is_ours = |end: &str| is_answer_to(named(end).as_bytes(), &id());
+    assert!(is_ours("_0") && is_ours("_12"), "prompts of a batch");
+    assert!(!is_ours("_") && !is_ours("_a") && !is_ours("0"));
 }

@@ -25,7 +25,10 @@ pub(super) fn bare_command<'a>(python: &'a str, model: &'a str) -> Vec<&'a str> 
         "torch_native",
         "--sampling-backend",
         "pytorch",
-        "--disable-cuda-graph",
+        "--cuda-graph-backend-decode",
+        "disabled",
+        "--cuda-graph-backend-prefill",
+        "disabled",
         "--disable-overlap-schedule",
         // Of the machine's memory; the pool's size is set in tokens.
         "--mem-fraction-static",
