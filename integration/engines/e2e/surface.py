@@ -188,6 +188,20 @@ def two_choices(side: Surface, text: str):
     return sorted(chat_choices(response)), usage_of(response.usage)
 
 
+def two_greedy_choices(side: Surface, text: str):
+    response = side.chat(text, n=2)
+    assert len(response.choices) == 2
+    return sorted(chat_choices(response)), usage_of(response.usage)
+
+
+def two_greedy_choices_stream(side: Surface, text: str):
+    texts = ["", ""]
+    for chunk in side.complete(text, n=2, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    return texts
+
+
 def batch_of_prompts(side: Surface, text: str):
     response = side.complete([text, text[::-1], text[5:]])
     assert len(response.choices) == 3
@@ -246,6 +260,8 @@ CHECKS = [
     ("client leaves in mid-stream", client_leaves, "split"),
     ("max_tokens 1", one_token, "local"),
     ("n = 2", two_choices, "local"),
+    ("n = 2, greedy", two_greedy_choices, "local"),
+    ("n = 2, greedy, streamed", two_greedy_choices_stream, "local"),
     ("batch of prompts", batch_of_prompts, "local"),
     ("echo with logprobs", echo_with_logprobs, "local"),
     ("prompt_logprobs", prompt_logprobs, "local"),
