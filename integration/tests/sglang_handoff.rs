@@ -177,7 +177,7 @@ async fn a_prefill_engine_that_dies_before_the_first_token_costs_no_answer() {
         fleet.emulated(names[dies]).kill().await;
         right(&exchange.finish().await, PROMPT, 6);
         assert_eq!(fleet.emulated("d0").seen_of(Leg::Decode).len(), 2);
-        rests(&fleet, &["p0", "d0"]).await;
+        rests(&fleet, &[names[1 - dies], "d0"]).await;
         fleet.finish().await;
     }
 }
