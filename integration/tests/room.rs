@@ -58,8 +58,8 @@ async fn refused(fleet: &Fleet, reason: &str) -> i64 {
 /// Which of these an engine has seen, in their order.
 fn seen(fleet: &Fleet, worker: &str, names: &[&str]) -> Vec<String> {
     let seen = fleet.engine(worker).seen().into_iter();
-    let named = seen.filter_map(|seen| names.iter().find(|name| seen.body.contains(**name)));
-    named.map(|name| (*name).to_owned()).collect()
+    let of_these = seen.filter_map(|seen| names.iter().find(|name| seen.body.contains(**name)));
+    of_these.map(|name| (*name).to_owned()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
