@@ -133,14 +133,6 @@ pub(crate) enum Seek {
     Full,
 }
 
-/// Where a block belongs, as long as its table has the same size.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Home {
-    pub(crate) shard: usize,
-    bucket: usize,
-    buckets: usize,
-}
-
 /// The bucket that nearly every one of its blocks is in, for the writer.
 #[derive(Clone, Copy)]
 pub(crate) struct Own<'a>(&'a Bucket);
@@ -217,23 +209,20 @@ impl Table {
 
     /// Has the bucket of a block fetched, without waiting for it.
     #[inline]
-    pub(crate) fn fetch(&self, shard: usize, hash: u64) -> Home {
-        let home = self.home(hash);
-        prefetch_index(&self.buckets, home);
-        Home {
-            shard,
-            bucket: home,
-            buckets: self.buckets.len(),
-        }
+    pub(crate) fn fetch(&self, hash: u64) {
+        prefetch_index(&self.buckets, self.home(hash));
     }
 
-    /// The bucket of a block, unless the table has another size since that was looked up. For the writer.
+    /// The same for the bucket after that.
     #[inline]
-    pub(crate) fn own(&self, home: Home) -> Option<Own<'_>> {
-        let bucket = self.buckets.get(home.bucket);
-        bucket
-            .filter(|_| home.buckets == self.buckets.len())
-            .map(Own)
+    pub(crate) fn fetch_further(&self, hash: u64) {
+        prefetch_index(&self.buckets, self.after(self.home(hash), 1));
+    }
+
+    /// The bucket of a block, for the writer.
+    #[inline]
+    pub(crate) fn own(&self, hash: u64) -> Own<'_> {
+        Own(&self.buckets[self.home(hash)])
     }
 
     /// Who holds a block. For readers.

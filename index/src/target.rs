@@ -112,8 +112,12 @@ impl Targets {
 
     pub(crate) fn set_held(&self, target: Target, tier: Tier, blocks: u64) {
         if let Some(state) = self.state(target) {
-            state.held[tier.place()].store(blocks, Relaxed);
-            self.straighten(target, state);
+            let held = &state.held[tier.place()];
+            let was_empty = held.load(Relaxed) == 0;
+            held.store(blocks, Relaxed);
+            if was_empty != (blocks == 0) {
+                self.straighten(target, state);
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::sets::Directory;
-use crate::table::{Home, Keys, SHARD_BITS, Table};
+use crate::table::{Keys, SHARD_BITS, Table};
 use crate::target::Targets;
 use crate::word::Holding;
 
@@ -32,8 +32,7 @@ impl View {
 
     /// Has what is needed to look for a block fetched, without waiting for it.
     #[inline]
-    pub(crate) fn fetch(&self, hash: u64) -> Home {
-        let shard = self.keys.shard(hash);
-        self.tables[shard].fetch(shard, hash)
+    pub(crate) fn fetch(&self, hash: u64) {
+        self.table(hash).fetch(hash);
     }
 }

@@ -11,13 +11,14 @@ use std::sync::Arc;
 
 use crate::sets::Sets;
 use crate::sync::Published;
-use crate::table::{Home, Keys, Position, SLOTS, Seek, Table};
+use crate::table::{Keys, Position, SLOTS, Seek, Table};
 use crate::target::{Holder, Target, Targets, Tier};
 use crate::view::{SHARDS, View};
 use crate::word::Holding;
 
-/// How many blocks ahead of the one that is worked on their places are fetched.
-const AHEAD: usize = 16;
+/// Blocks whose buckets are fetched together, one such group ahead of the one that is worked on: the processor waits for the
+/// address of what it fetches, for several at the same time if nothing stands between them.
+const GROUP: usize = 8;
 
 /// Parts of a table, in per cent: the most that is used, the part in use after growing or shrinking, and the part below
 /// which it shrinks.
@@ -36,6 +37,8 @@ pub(crate) struct Writer {
     /// Whether each target's number is given.
     given: Vec<bool>,
     free: BinaryHeap<Reverse<u32>>,
+    /// Of the blocks that are being changed those that more than a look at their own bucket must be had for.
+    left: Vec<u64>,
 }
 
 impl Writer {
@@ -54,6 +57,7 @@ impl Writer {
             sets,
             given: Vec::new(),
             free: BinaryHeap::new(),
+            left: Vec::new(),
         }
     }
 
@@ -113,7 +117,12 @@ impl Writer {
         tier: Tier,
         blocks: &[u64],
     ) {
-        let new = self.each(views, target, tier, blocks, Self::store_one);
+        if !self.is_given(target) {
+            return;
+        }
+        let holder = Holder::new(target, tier);
+        let mut new = self.each_near(blocks, |writer, hash| writer.store_near(holder, hash));
+        new += self.each_left(|writer, hash| writer.store_seeking(views, holder, hash));
         self.held_becomes(target, tier, |held| held + new);
     }
 
@@ -124,39 +133,52 @@ impl Writer {
         tier: Tier,
         blocks: &[u64],
     ) {
-        let gone = self.each(views, target, tier, blocks, Self::remove_one);
+        if !self.is_given(target) {
+            return;
+        }
+        let holder = Holder::new(target, tier);
+        let mut gone = self.each_near(blocks, |writer, hash| {
+            writer.remove_near(views, holder, hash)
+        });
+        gone += self.each_left(|writer, hash| writer.remove_seeking(views, holder, hash));
         self.held_becomes(target, tier, |held| held - gone);
         self.shrink_sets(views);
     }
 
-    /// Changes blocks one after the other; how many did change.
+    /// Changes blocks that are in their own buckets, and leaves the others; how many did change.
     #[inline]
-    fn each(
-        &mut self,
-        views: &Published<View>,
-        target: Target,
-        tier: Tier,
-        blocks: &[u64],
-        change: impl Fn(&mut Self, &Published<View>, Holder, u64, Home) -> bool,
-    ) -> u64 {
-        if !self.is_given(target) {
-            return 0;
-        }
-        let holder = Holder::new(target, tier);
-        let mut homes = [Home::default(); AHEAD];
-        for (home, hash) in homes.iter_mut().zip(blocks) {
-            *home = self.view.fetch(*hash);
-        }
+    fn each_near(&mut self, blocks: &[u64], change: impl Fn(&mut Self, u64) -> bool) -> u64 {
+        let mut ahead = blocks.chunks(GROUP);
+        self.fetch(ahead.next());
         let mut changed = 0;
-        for (place, hash) in blocks.iter().enumerate() {
-            let next = &mut homes[place % AHEAD];
-            let home = *next;
-            if let Some(later) = blocks.get(place + AHEAD) {
-                *next = self.view.fetch(*later);
+        for group in blocks.chunks(GROUP) {
+            self.fetch(ahead.next());
+            for hash in group {
+                if change(self, *hash) {
+                    changed += 1;
+                } else {
+                    self.view.table(*hash).fetch_further(*hash);
+                    self.left.push(*hash);
+                }
             }
-            changed += u64::from(change(self, views, holder, *hash, home));
         }
         changed
+    }
+
+    #[inline]
+    fn fetch(&self, group: Option<&[u64]>) {
+        for hash in group.unwrap_or_default() {
+            self.view.fetch(*hash);
+        }
+    }
+
+    /// Changes the blocks that were left, for which the next bucket was fetched meanwhile; how many did change.
+    fn each_left(&mut self, change: impl Fn(&mut Self, u64) -> bool) -> u64 {
+        let mut left = std::mem::take(&mut self.left);
+        let changed = left.iter().filter(|hash| change(self, **hash)).count();
+        left.clear();
+        self.left = left;
+        changed as u64
     }
 
     fn held_becomes(&self, target: Target, tier: Tier, held: impl Fn(u64) -> u64) {
@@ -176,40 +198,28 @@ impl Writer {
         }
     }
 
-    /// Whether it was not there.
+    /// Whether it was not there, and could be put into its own bucket.
     #[inline]
-    fn store_one(
-        &mut self,
-        views: &Published<View>,
-        holder: Holder,
-        hash: u64,
-        home: Home,
-    ) -> bool {
-        let table = &self.view.tables[home.shard];
-        let Some(own) = table.own(home) else {
-            return self.store_seeking(views, holder, hash);
-        };
+    fn store_near(&mut self, holder: Holder, hash: u64) -> bool {
+        let shard = self.view.keys.shard(hash);
+        let table = &self.view.tables[shard];
+        let own = table.own(hash);
         if let Some(slot) = own.held(hash) {
-            return match own.holding(slot).with_new(holder) {
-                Some(to) => {
-                    own.change(slot, to);
-                    true
-                }
-                None => self.store_seeking(views, holder, hash),
-            };
+            let to = own.holding(slot).with_new(holder);
+            return to.map(|to| own.change(slot, to)).is_some();
         }
-        let has_room = self.blocks[home.shard] * 100 < table.slots() * FULL;
+        let has_room = self.blocks[shard] * 100 < table.slots() * FULL;
         match (own.vacant(), Holding::NONE.with(holder)) {
             (Some(slot), Some(alone)) if has_room => {
                 own.fill(slot, hash, alone);
-                self.blocks[home.shard] += 1;
+                self.blocks[shard] += 1;
                 true
             }
-            _ => self.store_seeking(views, holder, hash),
+            _ => false,
         }
     }
 
-    /// The same wherever the block may be, and whoever holds it.
+    /// Whether it was not there, wherever the block may be, and whoever holds it.
     fn store_seeking(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
         self.make_room_for_a_set(views);
         let shard = self.view.keys.shard(hash);
@@ -245,31 +255,26 @@ impl Writer {
         }
     }
 
-    /// Whether it was there.
+    /// Whether it was there, in its own bucket.
     #[inline]
-    fn remove_one(
-        &mut self,
-        views: &Published<View>,
-        holder: Holder,
-        hash: u64,
-        home: Home,
-    ) -> bool {
-        let table = &self.view.tables[home.shard];
-        if let Some(own) = table.own(home)
-            && let Some(slot) = own.held(hash)
-            && let Some(to) = own.holding(slot).without_known(holder)
-        {
-            own.change(slot, to);
-            if to.is_none() {
-                self.blocks[home.shard] -= 1;
-                self.shrink(views, home.shard);
-            }
-            return true;
+    fn remove_near(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
+        let shard = self.view.keys.shard(hash);
+        let own = self.view.tables[shard].own(hash);
+        let Some(slot) = own.held(hash) else {
+            return false;
+        };
+        let Some(to) = own.holding(slot).without_known(holder) else {
+            return false;
+        };
+        own.change(slot, to);
+        if to.is_none() {
+            self.blocks[shard] -= 1;
+            self.shrink(views, shard);
         }
-        self.remove_seeking(views, holder, hash)
+        true
     }
 
-    /// The same wherever the block may be, and whoever holds it.
+    /// Whether it was there, wherever the block may be, and whoever holds it.
     fn remove_seeking(&mut self, views: &Published<View>, holder: Holder, hash: u64) -> bool {
         self.make_room_for_a_set(views);
         let shard = self.view.keys.shard(hash);

@@ -19,6 +19,7 @@ pub mod mask;
 pub mod metrics;
 pub mod recording;
 mod runner;
+pub mod sglang;
 pub mod shape;
 pub mod socket;
 pub mod target;

@@ -8,7 +8,8 @@ use baton_proto::load::Transport;
 use baton_proto::{Error, ErrorKind, Source, Stage};
 use baton_router::metrics::Metrics as RouterMetrics;
 use baton_router::prefill::Waste;
-use baton_router::tokens::{COMPARISONS, PROMPTS};
+use baton_router::queue::REFUSED;
+use baton_router::tokens::{ASKED, COMPARISONS, Known, PROMPTS};
 use baton_router::view::Resync;
 use baton_sidecar_core::metrics::{Metrics as SidecarMetrics, TicketEnd, TicketState};
 use baton_sidecar_core::mirror::Mirror;
@@ -107,6 +108,17 @@ fn router() -> Registry {
     }
     for outcome in COMPARISONS {
         metrics.parity(outcome);
+    }
+    for known in Known::ALL {
+        metrics.prompt_known(known);
+    }
+    for outcome in ASKED {
+        metrics.asked(outcome);
+    }
+    metrics.tokens_told(0.0);
+    metrics.waited(0.0);
+    for reason in REFUSED {
+        metrics.refused(reason);
     }
     for granted in [true, false] {
         metrics.retry(granted);

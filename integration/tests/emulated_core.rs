@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_integration::emulated::core::{
     CacheUse, CoreConfig, Finish, Handoff, HeldKv, Measured, Output, Remote, Request, Sampling,
-    Submitted, Told,
+    Submitted,
 };
 use baton_integration::emulated::in_process::{Rank, Ranks};
 use baton_integration::emulated::pool::{CacheKeys, Change};

@@ -9,9 +9,11 @@
 use std::time::{Duration, Instant};
 
 use baton_integration::client::{self, Answer};
+use baton_integration::conformance::socket;
 use baton_integration::emulated::model;
-use baton_integration::emulated::sglang::{Config, EmulatedSglang, Mode, Patience};
-use baton_integration::wait;
+use baton_integration::emulated::sglang::events::{Form, Format};
+use baton_integration::emulated::sglang::{Config, EmulatedSglang, EventsConfig, Mode, Patience};
+use baton_integration::{ports, wait};
 use serde_json::{Value, json};
 
 const PROMPT: &str =
@@ -233,8 +235,15 @@ async fn a_lost_prefill_is_noticed_by_heartbeats() {
 
 #[tokio::test]
 async fn room_0_never_ends_on_decode() {
-    let prefill = started(hasty(Mode::Prefill)).await;
-    let decode = started(hasty(Mode::Decode)).await;
+    let prefill = started(patient(Mode::Prefill)).await;
+    let decode = Config {
+        patience: Patience {
+            waiting: Duration::from_secs(2),
+            ..patient(Mode::Decode).patience
+        },
+        ..Config::new(Mode::Decode)
+    };
+    let decode = started(decode).await;
     let mut body = legs(&prefill, 0);
     body["rid"] = "zero".into();
     let leg = tokio::spawn({
@@ -242,7 +251,7 @@ async fn room_0_never_ends_on_decode() {
         async move { post(&decode, "/generate", &body).await }
     });
     post(&prefill, "/generate", &body).await.served();
-    let bound = decode.config().patience.waiting * 2;
+    let bound = decode.config().patience.waiting * 3 / 2;
     let since = Instant::now();
     wait::until("the bound to be over", || async { since.elapsed() > bound }).await;
     assert!(!leg.is_finished());
@@ -250,6 +259,253 @@ async fn room_0_never_ends_on_decode() {
         .await
         .served();
     message(&leg.await.unwrap(), 500);
+}
+
+#[tokio::test]
+async fn ranks_are_found_by_rooms() {
+    let two = |mode| Config {
+        dp_size: 2,
+        ..patient(mode)
+    };
+    let prefill = started(two(Mode::Prefill)).await;
+    let decode = started(two(Mode::Decode)).await;
+    for room in [2, 3, 5] {
+        let body = legs(&prefill, room);
+        let (_, whole) = both(&prefill, &decode, "/generate", &body).await;
+        assert_eq!(whole.served().json()["text"], model::text(PROMPT, 5));
+    }
+    let computed: Vec<u64> = prefill
+        .stats()
+        .iter()
+        .map(|stats| stats.prompt_tokens)
+        .collect();
+    let prompt = PROMPT.len() as u64;
+    assert_eq!(computed, [prompt, 2 * prompt]);
+}
+
+#[tokio::test]
+async fn a_used_room_can_end_the_scheduler() {
+    let config = Config {
+        dies_of_used_rooms: true,
+        ..patient(Mode::Prefill)
+    };
+    let prefill = started(config).await;
+    let body = legs(&prefill, 4);
+    let leg = || {
+        let (prefill, body) = (prefill.clone(), body.clone());
+        tokio::spawn(async move {
+            let body = body.to_string();
+            let leg = client::start(prefill.address(), "POST", "/generate", &[], body).await;
+            leg.closed_silently().await
+        })
+    };
+    let first = leg();
+    wait::until("the first leg to be there", || async {
+        prefill.working_on() == 1
+    })
+    .await;
+    let second = leg();
+    assert_eq!(prefill.died().await, "KeyError: 4");
+    assert!(first.await.unwrap() && second.await.unwrap());
+    wait::until("the process to be gone", || async { !prefill.is_alive() }).await;
+    prefill.start().await;
+    assert!(prefill.is_alive());
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_missed_at_the_next_look_only() {
+    let (prefill, decode) = pair().await;
+    let leg = |room| {
+        let body = legs(&prefill, room).to_string();
+        client::start(decode.address(), "POST", "/generate", &[], body)
+    };
+    let left = leg(1).await;
+    wait::until("the leg to be there", || async { decode.working_on() == 1 }).await;
+    left.vanish();
+    wait::until("it to be missed", || async { decode.working_on() == 0 }).await;
+    // Its room is given up on both sides.
+    let said = message(&post(&prefill, "/generate", &legs(&prefill, 1)).await, 500);
+    assert!(said.contains("Aborted by AbortReq."), "{said}");
+}
+
+#[tokio::test]
+async fn an_aborted_decode_frees_its_prefill() {
+    let (prefill, decode) = pair().await;
+    decode.freeze(true);
+    let mut body = legs(&prefill, 6);
+    body["rid"] = "gone".into();
+    let legs = tokio::spawn({
+        let (prefill, decode, body) = (prefill.clone(), decode.clone(), body.clone());
+        async move { both(&prefill, &decode, "/generate", &body).await }
+    });
+    wait::until("prefill to hold the KV", || async { prefill.holds() == 1 }).await;
+    post(&decode, "/abort_request", &json!({"rid": "gone"}))
+        .await
+        .served();
+    let (first, whole) = legs.await.unwrap();
+    for leg in [first, whole] {
+        let said = message(&leg, 500);
+        assert!(said.contains("Aborted by AbortReq."), "{said}");
+    }
+    assert_eq!(prefill.holds(), 0);
+    decode.freeze(false);
+}
+
+#[tokio::test]
+async fn a_prefill_that_is_aborted_while_its_kv_moves_answers_200() {
+    let (prefill, decode) = pair().await;
+    decode.freeze(true);
+    let mut body = legs(&prefill, 6);
+    body["rid"] = "late".into();
+    let legs = tokio::spawn({
+        let (prefill, decode, body) = (prefill.clone(), decode.clone(), body.clone());
+        async move { both(&prefill, &decode, "/generate", &body).await }
+    });
+    wait::until("prefill to hold the KV", || async { prefill.holds() == 1 }).await;
+    post(&prefill, "/abort_request", &json!({"rid": "late"}))
+        .await
+        .served();
+    decode.freeze(false);
+    let (first, whole) = legs.await.unwrap();
+    assert_eq!(
+        first.served().json()["meta_info"]["finish_reason"]["type"],
+        "length"
+    );
+    whole.served();
+}
+
+#[tokio::test]
+async fn a_killed_prefill_comes_back_as_another() {
+    let (prefill, decode) = pair().await;
+    let info = async |engine: &EmulatedSglang| {
+        let answer = client::call(engine.address(), "GET", "/server_info", &[], "").await;
+        answer.served().json()
+    };
+    let before = info(&prefill).await;
+    prefill.restart().await;
+    let after = info(&prefill).await;
+    assert_ne!(before["startup_time"], after["startup_time"]);
+    let (_, whole) = both(&prefill, &decode, "/generate", &legs(&prefill, 1)).await;
+    assert_eq!(whole.served().json()["text"], model::text(PROMPT, 5));
+}
+
+#[tokio::test]
+async fn wrong_kv_is_said_as_it_is() {
+    let (prefill, decode) = pair().await;
+    decode.freeze(true);
+    let body = legs(&prefill, 6);
+    let legs = tokio::spawn({
+        let (prefill, decode, body) = (prefill.clone(), decode.clone(), body.clone());
+        async move { both(&prefill, &decode, "/generate", &body).await }
+    });
+    wait::until("prefill to hold the KV", || async { prefill.holds() == 1 }).await;
+    // What is held is not free.
+    prefill.overwrite_free();
+    decode.freeze(false);
+    let (_, whole) = legs.await.unwrap();
+    assert_eq!(whole.served().json()["text"], model::text(PROMPT, 5));
+}
+
+fn telling(mode: Mode) -> Config {
+    let port = || ports::free().port();
+    Config {
+        events: Some(EventsConfig {
+            endpoint: format!("tcp://*:{}", port()),
+            replay_endpoint: Some(format!("tcp://*:{}", port())),
+            topic: String::new(),
+            buffer_steps: 1000,
+            format: Format::Default,
+            form: Form::Maps,
+        }),
+        load_endpoint: Some(format!("tcp://*:{}", port())),
+        ..patient(mode)
+    }
+}
+
+/// All that an engine told so far.
+async fn told(engine: &EmulatedSglang) -> Vec<Value> {
+    let replay = engine
+        .config()
+        .events
+        .clone()
+        .unwrap()
+        .replay_endpoint
+        .unwrap();
+    let replay = replay.replace('*', "127.0.0.1");
+    let log = tokio::task::spawn_blocking(move || socket::replay(&replay, 0).unwrap());
+    let log = log.await.unwrap();
+    log.into_iter().flat_map(|batch| batch.events).collect()
+}
+
+#[tokio::test]
+async fn decode_without_a_radix_cache_tells_nothing() {
+    let prefill = started(telling(Mode::Prefill)).await;
+    for radix in [false, true] {
+        let config = Config {
+            decode_radix_cache: radix,
+            ..telling(Mode::Decode)
+        };
+        let decode = started(config).await;
+        let body = legs(&prefill, 1 + u64::from(radix));
+        both(&prefill, &decode, "/generate", &body).await.1.served();
+        assert_eq!(told(&decode).await.is_empty(), !radix);
+    }
+}
+
+#[tokio::test]
+async fn a_page_that_leaves_the_pool_may_stay_in_the_hosts_memory() {
+    let config = Config {
+        pages: 32,
+        host_pages: 64,
+        ..telling(Mode::Null)
+    };
+    let engine = started(config).await;
+    let ask = async |first: u32| {
+        let ids: Vec<u32> = (first..first + 80).collect();
+        let body = json!({"input_ids": ids, "sampling_params": {"max_new_tokens": 1}});
+        let answer = post(&engine, "/generate", &body).await;
+        answer.served().json()["meta_info"]["cached_tokens"].clone()
+    };
+    for first in [1000, 2000, 3000] {
+        assert_eq!(ask(first).await, 0);
+    }
+    // Evicted long ago, and brought back: all but the last token's page.
+    assert_eq!(ask(1000).await, 76);
+    let events = told(&engine).await;
+    let count = |kind: &str, medium: &str| {
+        let such = |event: &&Value| event["type"] == kind && event["medium"] == medium;
+        let pages = |event: &Value| event["block_hashes"].as_array().unwrap().len();
+        events.iter().filter(such).map(pages).sum::<usize>()
+    };
+    assert_eq!(count("BlockStored", "CPU_PINNED"), 60);
+    assert_eq!(count("BlockRemoved", "CPU_PINNED"), 0);
+    let (stored, removed) = (count("BlockStored", "GPU"), count("BlockRemoved", "GPU"));
+    assert_eq!(stored - removed, engine.cached(0).len());
+    assert_eq!(engine.copied(0).len(), 60);
+    assert!(stored >= 79, "{stored}");
+}
+
+#[tokio::test]
+async fn the_load_is_told_at_least_every_second() {
+    let engine = started(telling(Mode::Null)).await;
+    let endpoint = engine.config().load_endpoint.clone().unwrap();
+    let endpoint = endpoint.replace('*', "127.0.0.1");
+    let heard = tokio::task::spawn_blocking(move || {
+        let socket = zmq::Context::new().socket(zmq::SUB).unwrap();
+        socket.set_subscribe(b"load").unwrap();
+        socket
+            .set_rcvtimeo(i32::try_from(wait::PATIENCE.as_millis()).unwrap())
+            .unwrap();
+        socket.connect(&endpoint).unwrap();
+        [(); 2].map(|()| socket.recv_multipart(0).unwrap())
+    });
+    let heard = heard.await.unwrap();
+    for message in &heard {
+        assert_eq!((message[0].as_slice(), message[1].len()), (&b"load"[..], 8));
+        let stat = rmpv::decode::read_value(&mut &message[2][..]).unwrap();
+        let stat = stat.as_array().unwrap();
+        assert_eq!((stat[0].as_str(), stat.len()), (Some("LoadStat"), 11));
+    }
 }
 
 #[tokio::test]

@@ -570,7 +570,7 @@ fn help_teaches_and_a_wrong_command_line_is_64() {
     ] {
         assert!(help.contains(expected), "{expected:?} is not in\n{help}");
     }
-    for args in [&[][..], &["--untl", "3", "x"], &["--engine", "sglang", "x"]] {
+    for args in [&[][..], &["--untl", "3", "x"], &["--engine", "trtllm", "x"]] {
         let output = replay(args, &[]);
         assert_eq!(output.status.code(), Some(64), "{args:?}");
         assert!(

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use baton_integration::emulated::core::{
     CacheUse, CoreConfig, Finish, Handoff, HeldKv, Output, Remote, Request, Sampling, Submitted,
-    Told,
 };
 use baton_integration::emulated::in_process::{Rank, Ranks};
 use baton_integration::emulated::pool::CacheKeys;

@@ -177,7 +177,7 @@ async fn a_prefill_engine_that_dies_before_the_first_token_costs_no_answer() {
         fleet.emulated(names[dies]).kill().await;
         right(&exchange.finish().await, PROMPT, 6);
         assert_eq!(fleet.emulated("d0").seen_of(Leg::Decode).len(), 2);
-        rests(&fleet, &["p0", "d0"]).await;
+        rests(&fleet, &[names[1 - dies], "d0"]).await;
         fleet.finish().await;
     }
 }
@@ -297,9 +297,7 @@ async fn a_client_that_leaves_ends_both_legs_by_name() {
         fleet
             .emulated("d0")
             .script(Rule::on(Leg::Decode).gate(&gate));
-        let exchange = fleet
-            .begin(&asks(&format!("{PROMPT} {number}"), 6, reset))
-            .await;
+        let exchange = begin(&fleet, &asks(&format!("{PROMPT} {number}"), 6, reset)).await;
         gate.reached(1).await;
         fleet.emulated("p0").saw(Leg::Prefill, Fate::Running).await;
         if reset {
@@ -314,9 +312,7 @@ async fn a_client_that_leaves_ends_both_legs_by_name() {
         fleet
             .emulated("p0")
             .script(Rule::on(Leg::Prefill).gate(&gate));
-        let exchange = fleet
-            .begin(&asks(&format!("{PROMPT} {number}"), 6, reset))
-            .await;
+        let exchange = begin(&fleet, &asks(&format!("{PROMPT} {number}"), 6, reset)).await;
         gate.reached(1).await;
         fleet.emulated("d0").saw(Leg::Decode, Fate::Running).await;
         drop(exchange);

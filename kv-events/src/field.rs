@@ -140,15 +140,7 @@ impl<'a> Fields<'a> {
             Field::Tokens => {
                 self.tokens = array(cursor, &mut numbers.tokens, number::read_tokens)?;
             }
-            Field::TokensOrPairs => {
-                self.pairs = are_pairs(*cursor);
-                let read = if self.pairs {
-                    number::read_pairs
-                } else {
-                    number::read_tokens
-                };
-                self.tokens = array(cursor, &mut numbers.tokens, read)?;
-            }
+            Field::TokensOrPairs => self.tokens_or_pairs(cursor, numbers)?,
             Field::BlockSize => self.block_size = scalar(cursor, small)?,
             Field::LoraId => self.lora_id = scalar(cursor, |_| Some(()))?,
             Field::LoraName => self.lora_name = scalar(cursor, utf8)?,
@@ -165,6 +157,21 @@ impl<'a> Fields<'a> {
             Field::More => self.more::<D>(cursor, numbers)?,
             Field::Passed => cursor.skip()?,
         }
+        Ok(())
+    }
+
+    fn tokens_or_pairs(
+        &mut self,
+        cursor: &mut Cursor<'a>,
+        numbers: &mut Numbers,
+    ) -> Result<(), Malformed> {
+        self.pairs = are_pairs(*cursor);
+        let read = if self.pairs {
+            number::read_pairs
+        } else {
+            number::read_tokens
+        };
+        self.tokens = array(cursor, &mut numbers.tokens, read)?;
         Ok(())
     }
 

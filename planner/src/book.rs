@@ -128,10 +128,10 @@ impl Book {
     }
 
     /// A report that is not older than the last one. What this router gave is in its own books to the last token; all
-    /// that is reported beyond that, others gave.
-    pub(crate) fn report(&mut self, load: Load) {
+    /// that is reported beyond that, others gave. Whether it was not older.
+    pub(crate) fn report(&mut self, load: Load) -> bool {
         if load.seq < self.foreign.seq {
-            return;
+            return false;
         }
         self.foreign = Foreign {
             seq: load.seq,
@@ -142,6 +142,7 @@ impl Book {
                 .saturating_sub(self.queued_tokens()),
             kv_tokens: load.kv_tokens.unwrap_or(0).saturating_sub(self.kv_tokens),
         };
+        true
     }
 
     /// Its sidecar began anew, and its reports with it.
@@ -259,6 +260,8 @@ pub struct Booked {
     worker: Arc<Worker>,
     id: u64,
     kv_tokens: u64,
+    /// Of these, how many nobody else has there.
+    own_tokens: u64,
     /// Its sequence runs, or waits to.
     runs: bool,
     /// Bytes that are moved: to here, and from whom.
@@ -271,11 +274,18 @@ impl Booked {
         state.book.sequences += 1;
         state.book.kv_tokens += kv_tokens;
         let id = state.book.enqueue(work, now);
+        let own_tokens = if work.is_none() {
+            kv_tokens
+        } else {
+            work.tokens
+        };
+        state.room.given(own_tokens);
         drop(state);
         Self {
             worker: Arc::clone(worker),
             id,
             kv_tokens,
+            own_tokens,
             runs: true,
             moving: None,
         }
@@ -328,6 +338,9 @@ impl Booked {
     pub fn grown(&mut self, kv_tokens: u64) {
         let mut state = self.worker.lock();
         state.book.kv_tokens = state.book.kv_tokens - self.kv_tokens + kv_tokens;
+        let more = kv_tokens.saturating_sub(self.kv_tokens);
+        state.room.given(more);
+        self.own_tokens += more;
         self.kv_tokens = kv_tokens;
     }
 }
@@ -339,5 +352,6 @@ impl Drop for Booked {
         let mut state = self.worker.lock();
         state.book.dequeue(self.id);
         state.book.kv_tokens -= self.kv_tokens;
+        state.room.ended(self.own_tokens);
     }
 }

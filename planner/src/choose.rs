@@ -310,7 +310,7 @@ fn sorted(sides: impl Iterator<Item = (f64, usize)>) -> Vec<(f64, usize)> {
 fn takes(standing: &Standing<'_>, ask: Ask) -> bool {
     let limits = &standing.limits;
     let most = limits.context.into_iter().chain(limits.kv_tokens).min();
-    most.is_none_or(|most| ask.tokens <= most)
+    most.is_none_or(|most| ask.longest <= most)
 }
 
 fn refusal(ask: Ask, workers: &[Standing<'_>]) -> Refusal {

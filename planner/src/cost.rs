@@ -86,7 +86,9 @@ impl Computing {
         let work = work(ask, worker.cached, tuning);
         let prefill = figures.prefill(work);
         Self {
-            waiting: figures.waiting + waiting_for_room(worker, figures, ask.tokens),
+            waiting: figures.waiting
+                + waiting_for_room(worker, figures, ask.tokens)
+                + waiting_for_others(worker, figures),
             waiting_at_least: figures.waiting_at_least,
             prefill,
             others: crowding(prefill, figures, tuning)
@@ -130,7 +132,8 @@ impl Decoding {
         };
         let mixed = figures.waiting.min(figures.prefill(chunk));
         Self {
-            room: waiting_for_room(worker, figures, ask.tokens),
+            room: waiting_for_room(worker, figures, ask.tokens)
+                + waiting_for_others(worker, figures),
             step: figures.step + mixed,
             bytes: moved_bytes(worker, ask),
         }
@@ -162,6 +165,12 @@ fn interference(prefill: f64, figures: &Figures, guarded: bool, tuning: &Tuning)
         tuning.interference
     };
     prefill * f64::from(figures.decoding).min(64.0) * share
+}
+
+/// Seconds until those have been given their room that are to be given it first: one for each sequence that ends.
+fn waiting_for_others(worker: &Standing<'_>, figures: &Figures) -> f64 {
+    let lifetime = figures.step * figures.answer;
+    f64::from(worker.ahead) * lifetime / f64::from(figures.sequences.max(1))
 }
 
 /// Seconds until sequences have ended whose places or whose KV a new one needs.

@@ -9,8 +9,10 @@ use crate::worker::{Limits, Worker};
 /// What of a request decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
-    /// Its prompt's length in tokens.
+    /// Its prompt's length in tokens, or that of all its prompts together.
     pub tokens: u64,
+    /// The longest of them.
+    pub longest: u64,
 }
 
 /// What a worker may be used for.
@@ -37,6 +39,8 @@ pub struct Standing<'a> {
     pub cached: Cached,
     /// Where it stands.
     pub place: &'a Place,
+    /// Requests before this one that are not given to it yet because they wait for room in it.
+    pub ahead: u32,
     /// It was set apart for decode, whose tokens are to come evenly.
     pub guarded: bool,
     /// Seconds that computing the prompt here counts as more: somewhere else it would be kept together with what it

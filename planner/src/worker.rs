@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::book::{Book, Booked, Load, Work, prior, to_f64};
 use crate::fit::Fit;
+use crate::room::Room;
 
 /// Tokens that an answer is assumed to have before any was seen.
 const ANSWER: f64 = 256.0;
@@ -61,6 +62,7 @@ pub(crate) struct State {
     prefill: Fit<3>,
     step: Fit<3>,
     pub(crate) book: Book,
+    pub(crate) room: Room,
     kind: Arc<Kind>,
 }
 
@@ -158,6 +160,7 @@ impl Worker {
                 prefill: Fit::default(),
                 step: Fit::default(),
                 book: Book::default(),
+                room: Room::default(),
                 kind: Arc::default(),
             }),
         })
@@ -180,12 +183,17 @@ impl Worker {
 
     /// Its sidecar reports.
     pub fn report(&self, load: Load) {
-        self.lock().book.report(load);
+        let mut state = self.lock();
+        if state.book.report(load) {
+            state.room.report(load.kv_tokens);
+        }
     }
 
     /// Its sidecar began anew.
     pub fn forget_reports(&self) {
-        self.lock().book.forget_reports();
+        let mut state = self.lock();
+        state.book.forget_reports();
+        state.room.report(None);
     }
 
     /// A sequence of `kv_tokens` got its tokens this many seconds apart, while the worker had as much to do as now.
@@ -204,6 +212,12 @@ impl Worker {
         self.lock().of_kind(|kind| {
             kind.answer += (to_f64(tokens) - kind.answer) * LATEST;
         });
+    }
+
+    /// Seconds to compute a prompt, as far as it has shown.
+    pub fn prefill_seconds(&self, work: Work) -> f64 {
+        let speeds = self.lock().speeds();
+        speeds.prefill.seconds(work.prior())
     }
 
     /// What is known of it now. `now` is in seconds of any clock, the same for all calls.

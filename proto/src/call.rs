@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::id::{RequestId, RouterId, TicketId, WorkerId};
+use crate::id::{Epoch, RequestId, RouterId, TicketId, WorkerId};
 use crate::route::Route;
 use crate::ticket::Ticket;
 
@@ -121,6 +121,8 @@ pub enum Release {
         request: RequestId,
         /// Route of the client's request.
         route: Route,
+        /// The sidecar's life that was asked for it: what that has not done it will not do any more.
+        epoch: Epoch,
     },
     /// A ticket.
     Ticket {

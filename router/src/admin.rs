@@ -12,7 +12,7 @@ use baton_proto::{Error, ErrorKind, Source, Stage};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::args::Force;
 use crate::fleet::{Knowledge, Snapshot, WorkerState, WorkerView};
@@ -97,12 +97,17 @@ pub fn fleet(router: &Router) -> Response<Body> {
             pairs.push(pair(router, &snapshot, prefill, decode));
         }
     }
+    let planned = router.metrics.prompts_planned();
+    let planned = planned.map(|(known, count)| (known.word().to_owned(), count.into()));
     daemon_http::json(
         StatusCode::OK,
         &json!({
             "workers": workers,
             "pairs": pairs,
             "tokenizers": router.fleet.tokenizers().shown(),
+            "queued": router.queue.waiting(),
+            "prompts_planned": planned.collect::<Map<_, _>>(),
+            "tokens_asked": router.fleet.tokenizers().asking_shown(),
         }),
     )
 }
@@ -221,7 +226,9 @@ pub async fn plan(router: &Router, body: Bytes) -> Result<Response<Body>, Error>
     let facts = router.facts(&request).await;
     let snapshot = router.fleet.snapshot();
     let prediction = router.predict(&snapshot, &facts);
+    let ahead = router.queue.ahead(None);
     let question = Question {
+        ahead: &ahead,
         snapshot: &snapshot,
         facts: &facts,
         prediction: &prediction,

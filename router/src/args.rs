@@ -76,8 +76,8 @@ pub struct RouterArgs {
         action = clap::ArgAction::Set
     )]
     pub measure_links: bool,
-    /// Longest time that a request may have to wait for work before its own, in seconds. Beyond it, or if its time would be
-    /// over before, it is refused at once with 503 and told when to try again.
+    /// Longest time that a request may have to wait for work before its own, or for room in a worker, in seconds. If it would
+    /// be longer, or its time would be over before, it is refused at once with 503 and told when to try again.
     #[arg(
         long,
         value_name = "SECONDS",
@@ -85,6 +85,16 @@ pub struct RouterArgs {
         default_value_t = 120
     )]
     pub max_wait_s: u64,
+    /// Most requests that wait in the router because whoever should serve them has no room: no place among its sequences, or no
+    /// KV blocks. They are given to a worker when there is room, first come, first served. Beyond so many, those of the model
+    /// with most of them are refused with 503. 0 lets engines queue all requests themselves.
+    #[arg(
+        long,
+        value_name = "N",
+        env = "BATON_MAX_QUEUED",
+        default_value_t = 1024
+    )]
+    pub max_queued: usize,
     /// How many of a hundred requests may be tried again after a failure, beyond a reserve of 256. More are told the error,
     /// so that a pool that fails is not given several times its load.
     #[arg(
@@ -166,6 +176,17 @@ pub struct RouterArgs {
         default_value_t = 120
     )]
     pub approximate_ttl_s: u64,
+    /// Longest time that a request waits for an engine to tell its prompt's tokens, in milliseconds, where they cannot be made
+    /// from the model's files; a tenth of the prompt's predicted computing at most. What is not told in time is placed by its
+    /// text. 0 asks nobody.
+    #[arg(
+        long,
+        value_name = "MILLISECONDS",
+        env = "BATON_TOKENIZE_WAIT_MS",
+        default_value_t = 250,
+        value_parser = clap::value_parser!(u64).range(0..=10_000)
+    )]
+    pub tokenize_wait_ms: u64,
     /// Configuration file and logs.
     #[command(flatten)]
     pub common: Common,
@@ -305,6 +326,11 @@ impl RouterArgs {
     /// How long a prompt that was computed counts where no events tell. At most a day: nobody's cache is that patient.
     pub fn approximate_ttl(&self) -> Duration {
         Duration::from_secs(self.approximate_ttl_s.min(24 * 3600))
+    }
+
+    /// Longest wait for an engine to tell a prompt's tokens.
+    pub fn tokenize_wait(&self) -> Duration {
+        Duration::from_millis(self.tokenize_wait_ms)
     }
 
     /// Largest request body in bytes.

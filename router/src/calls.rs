@@ -34,9 +34,8 @@ const SMALL_CALL: Duration = Duration::from_secs(4);
 const MOST_FILES: usize = 256 << 20;
 const FILES_TIME: Duration = Duration::from_secs(60);
 
-/// Largest list of tokens, and longest time to get it.
+/// Largest list of tokens.
 const MOST_TOKENS: usize = 32 << 20;
-const TOKENIZE_TIME: Duration = Duration::from_secs(10);
 
 /// Longest that the measurement of a link may take.
 const MEASURE_TIME: Duration = Duration::from_secs(60);
@@ -132,11 +131,16 @@ impl Calls {
     }
 
     /// The tokens that a worker's engine makes of a request.
-    pub async fn tokenize(&self, worker: &Worker, body: Bytes) -> Result<Vec<u32>, Error> {
+    pub async fn tokenize(
+        &self,
+        worker: &Worker,
+        body: Bytes,
+        time: Duration,
+    ) -> Result<Vec<u32>, Error> {
         let url = worker.url(path::TOKENIZE);
         let request = self.request(Method::POST, &url, Stage::Fleet)?;
         let request = built(request.body(full(body)), Stage::Fleet)?;
-        let tokens: Tokens = self.whole(request, MOST_TOKENS, TOKENIZE_TIME).await?;
+        let tokens: Tokens = self.whole(request, MOST_TOKENS, time).await?;
         Ok(tokens.tokens)
     }
 
@@ -388,6 +392,7 @@ impl ReleaseOnDrop {
                 release: Release::Leg {
                     request: leg.request.clone(),
                     route: leg.route,
+                    epoch: worker.epoch(),
                 },
             }),
         }

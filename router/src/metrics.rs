@@ -9,6 +9,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use crate::fleet::breaker::Phase;
 use crate::fleet::{WorkerState, WorkerView};
 use crate::prefill::Waste;
+use crate::tokens::Known;
 use crate::view::{Cause, Proofs, Resync, TIERS};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -62,8 +63,13 @@ struct RetryLabel {
 type Seconds = Counter<f64, AtomicU64>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ParityLabel {
+struct OutcomeLabel {
     outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KnownLabel {
+    by: &'static str,
 }
 
 /// Everything a router counts.
@@ -81,7 +87,14 @@ pub struct Metrics {
     first_token: Family<PlanLabel, Histogram, fn() -> Histogram>,
     prompts: Family<PromptLabel, Counter>,
     tokenise: Histogram,
-    parity: Family<ParityLabel, Counter>,
+    prompts_known: Family<KnownLabel, Counter>,
+    /// Requests that wait for room in a worker.
+    pub queued: Gauge,
+    queue: Histogram,
+    refused: Family<ReasonLabel, Counter>,
+    asked: Family<OutcomeLabel, Counter>,
+    asking: Histogram,
+    parity: Family<OutcomeLabel, Counter>,
     suspicions: Family<CauseLabel, Gauge>,
     breakers: Family<StateLabel, Gauge>,
     retries: Family<RetryLabel, Counter>,
@@ -106,6 +119,12 @@ impl Default for Metrics {
             first_token: Family::new_with_constructor(|| Histogram::new(seconds())),
             prompts: Family::default(),
             tokenise: Histogram::new(seconds()),
+            prompts_known: Family::default(),
+            queued: Gauge::default(),
+            queue: Histogram::new(seconds()),
+            refused: Family::default(),
+            asked: Family::default(),
+            asking: Histogram::new(seconds()),
             parity: Family::default(),
             suspicions: Family::default(),
             breakers: Family::default(),
@@ -161,6 +180,8 @@ impl Metrics {
         );
         self.register_failures(registry);
         self.register_tokens(registry);
+        self.register_fallbacks(registry);
+        self.register_queue(registry);
         self.register_views(registry);
     }
 
@@ -199,6 +220,44 @@ impl Metrics {
             "tokenizer_comparisons",
             "Tokens compared with the engine's own, at attach and by sample: equal, different, unknown",
             self.parity.clone(),
+        );
+    }
+
+    fn register_queue(&self, registry: &mut Registry) {
+        let families = registry.families().sub_registry_with_prefix("router");
+        families.register(
+            "queued",
+            "Requests that wait in the router because whoever should serve them has no room",
+            self.queued.clone(),
+        );
+        families.register(
+            "queue_seconds",
+            "How long requests have waited in the router for room, however that ended",
+            self.queue.clone(),
+        );
+        families.register(
+            "queue_refusals",
+            "Requests told to come again: the queue was full, they gave way to another model, or the wait was or would be too long",
+            self.refused.clone(),
+        );
+    }
+
+    fn register_fallbacks(&self, registry: &mut Registry) {
+        let families = registry.families().sub_registry_with_prefix("router");
+        families.register(
+            "prompts_planned",
+            "Requests by what their plan knew of the prompt: tokens given, by files or told by an engine, its text, its size",
+            self.prompts_known.clone(),
+        );
+        families.register(
+            "tokens_asked",
+            "Prompts whose tokens an engine was to tell, by what came of it",
+            self.asked.clone(),
+        );
+        families.register(
+            "tokens_asked_seconds",
+            "What engines take to tell a prompt's tokens, waited for or not",
+            self.asking.clone(),
         );
     }
 
@@ -266,9 +325,44 @@ impl Metrics {
         self.tokenise.observe(seconds);
     }
 
+    /// A request is planned by this.
+    pub fn prompt_known(&self, known: Known) {
+        let by = known.word();
+        self.prompts_known.get_or_create(&KnownLabel { by }).inc();
+    }
+
+    /// A request waited for room for so long.
+    pub fn waited(&self, seconds: f64) {
+        self.queue.observe(seconds);
+    }
+
+    /// A request was told to come again.
+    pub fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    /// How many requests were planned by what, so far.
+    pub fn prompts_planned(&self) -> impl Iterator<Item = (Known, u64)> {
+        Known::ALL.into_iter().map(|known| {
+            let by = known.word();
+            let count = self.prompts_known.get_or_create(&KnownLabel { by }).get();
+            (known, count)
+        })
+    }
+
+    /// An engine was to tell a prompt's tokens.
+    pub fn asked(&self, outcome: &'static str) {
+        self.asked.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// An engine has told a prompt's tokens, or has failed to.
+    pub fn tokens_told(&self, seconds: f64) {
+        self.asking.observe(seconds);
+    }
+
     /// A tokenizer was compared with an engine.
     pub fn parity(&self, outcome: &'static str) {
-        self.parity.get_or_create(&ParityLabel { outcome }).inc();
+        self.parity.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     /// A view was given up and is built anew.

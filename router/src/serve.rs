@@ -17,18 +17,19 @@ use baton_proto::{Error, ErrorKind, Source, Stage, WorkerId};
 use tokio::time::Instant;
 
 use crate::calls::LegAnswer;
-use crate::fleet::{Admission, Reservation, Snapshot, Worker};
-use crate::planner::{Chosen, Decision, Lessons, Plan, Planning, Question, Wish};
+use crate::fleet::{Reservation, Snapshot, Worker};
+use crate::placing::planned;
+use crate::planner::{Decision, Lessons, Plan, Question, Wish};
 use crate::prefill::bypass::Facts;
 use crate::prefill::execution::{Prefill, prefill};
 use crate::prefill::handoff::{self, Lost};
+use crate::queue::Ahead;
 use crate::recovery::{Recovery, is_its_fault};
 use crate::stall::unless_stalled;
 use crate::state::Router;
 use crate::view::{Cached, Prediction, Proof};
 
-/// Plans that may lose the race for trying a worker before one is followed all the same.
-const MOST_RACES: u32 = 3;
+pub use crate::placing::Planned;
 
 /// What an attempt works with.
 pub struct Attempt<'a> {
@@ -98,6 +99,9 @@ impl Attempt<'_> {
         let planning = &self.router.planning;
         let prediction = &planned.prediction;
         let tokens = self.facts.prompt_tokens;
+        if work == Work::default() {
+            planned.fulfil();
+        }
         Reservation::new(worker, work, tokens, prediction, planning.clock)
     }
 
@@ -114,29 +118,13 @@ impl Attempt<'_> {
             prediction,
             lessons,
             wish: self.wish,
+            ahead: &NOBODY,
         }
-    }
-
-    /// A request that would have to wait for too long is better told so now.
-    fn check_waiting(&self, chosen: &Chosen) -> Result<(), Error> {
-        let most = self.router.args.max_wait().min(self.time_left());
-        // Of an engine whose speed is not known yet, nearly nothing is certain.
-        let waiting = chosen.cost.waiting_at_least;
-        let over = waiting - most.as_secs_f64();
-        if over <= 0.0 {
-            return Ok(());
-        }
-        let message =
-            format!("all workers are busy: it would have to wait for {waiting:.0} s or more");
-        let error = Error::new(ErrorKind::Overloaded, Source::Router, Stage::Plan, message);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "clamped to seconds of a minute"
-        )]
-        Err(error.after_s(over.ceil().clamp(1.0, 60.0) as u32))
     }
 }
+
+/// For questions that are asked of whoever has room, or by who has had his turn.
+static NOBODY: Ahead = Ahead::nobody();
 
 /// For questions that do not ask who may serve.
 pub static NO_LESSONS: Lessons = Lessons {
@@ -144,17 +132,6 @@ pub static NO_LESSONS: Lessons = Lessons {
     local_only: false,
     warm: None,
 };
-
-/// A plan that was made, and what it was made by. The fleet's snapshot is not kept: an attempt may last long.
-pub struct Planned {
-    plan: Plan,
-    /// What was predicted to be cached where.
-    pub prediction: Prediction,
-    /// As it is written down.
-    pub decision: Arc<Decision>,
-    /// The right to use its workers.
-    _admissions: Vec<Admission>,
-}
 
 /// A request at its commit point.
 pub struct Served {
@@ -278,7 +255,9 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
         if attempt.time_left().is_zero() {
             return Err(recovery.last.unwrap_or_else(too_late));
         }
-        let planned = match planned(attempt, &recovery.lessons) {
+        // Whoever had its turn goes on where it is.
+        let is_first = recovery.last.is_none() && recovery.lessons.warm.is_none();
+        let planned = match planned(attempt, &recovery.lessons, is_first).await {
             Ok(planned) => planned,
             // The reason why nobody is left says more than that nobody is.
             Err(error) => return Err(recovery.last.unwrap_or(error)),
@@ -304,43 +283,6 @@ async fn attempts(attempt: &Attempt<'_>) -> Result<Served, Error> {
             }
         }
     }
-}
-
-/// The cheapest plan.
-fn planned(attempt: &Attempt<'_>, lessons: &Lessons) -> Result<Planned, Error> {
-    let router = attempt.router;
-    let planning = &router.planning;
-    let snapshot = router.fleet.snapshot();
-    let prediction = router.predict(&snapshot, attempt.facts);
-    let question = attempt.question(&snapshot, &prediction, lessons);
-    let (chosen, admissions) = admitted(planning, &question)?;
-    attempt.check_waiting(&chosen)?;
-    let trace = attempt.trace.trace_id();
-    let decision = planning
-        .decisions
-        .note(&question, &chosen, trace, planning.clock.now());
-    Ok(Planned {
-        plan: chosen.plan,
-        prediction,
-        decision,
-        _admissions: admissions,
-    })
-}
-
-/// A plan, and the right to use its workers. Where another request was quicker to try a worker, the next plan avoids that
-/// one, if there are others.
-fn admitted(
-    planning: &Planning,
-    question: &Question<'_>,
-) -> Result<(Chosen, Vec<Admission>), Error> {
-    for _ in 0..MOST_RACES {
-        let chosen = planning.plan(question)?;
-        let all: Option<Vec<Admission>> = chosen.plan.workers().map(Admission::ask).collect();
-        if let Some(admissions) = all {
-            return Ok((chosen, admissions));
-        }
-    }
-    planning.plan(question).map(|chosen| (chosen, Vec::new()))
 }
 
 enum Outcome {

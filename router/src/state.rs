@@ -14,6 +14,7 @@ use crate::fleet::{Fleet, Snapshot};
 use crate::metrics::Metrics;
 use crate::planner::Planning;
 use crate::prefill::bypass::{self, Facts};
+use crate::queue::Queue;
 use crate::view::{self, Prediction};
 
 /// What every request of a router shares.
@@ -30,6 +31,8 @@ pub struct Router {
     pub planning: Planning,
     /// Calls to their sidecars.
     pub calls: Calls,
+    /// Who waits for room.
+    pub queue: Arc<Queue>,
     /// What may be tried again.
     pub retries: RetryBudget,
     /// What is counted.
@@ -47,8 +50,19 @@ impl Router {
         let planning = Planning::new(&args);
         let planner = Arc::clone(&planning.planner);
         let ttl = args.approximate_ttl();
+        let wait = args.tokenize_wait();
+        let queue = Queue::new(args.max_queued, metrics.clone());
+        let fleet = Fleet::new(
+            calls.clone(),
+            metrics.clone(),
+            planner,
+            Arc::clone(&queue),
+            ttl,
+            wait,
+        );
         Arc::new(Self {
-            fleet: Fleet::new(calls.clone(), metrics.clone(), planner, ttl),
+            fleet,
+            queue,
             planning,
             draining: CancellationToken::new(),
             places: Arc::new(Semaphore::new(args.max_requests)),
@@ -74,7 +88,13 @@ impl Router {
 
     /// How much of a request's prompt each worker has in its cache.
     pub fn predict(&self, snapshot: &Snapshot, facts: &Facts) -> Prediction {
-        let prompt = facts.prompt.as_ref();
-        view::predict(self.fleet.index(), snapshot, facts.model.as_deref(), prompt)
+        let (prompt, model) = (facts.prompt.as_ref(), facts.model.as_deref());
+        let prediction = match &facts.text {
+            Some(text) if prompt.is_none() => {
+                view::predict_by_text(snapshot, model, text, facts.prompt_tokens)
+            }
+            _ => view::predict(self.fleet.index(), snapshot, model, prompt),
+        };
+        prediction.noting(facts.text.as_ref())
     }
 }

@@ -236,6 +236,9 @@ pub trait Engine: Send + Sync + 'static {
     /// how the engine calls that.
     fn unread(&self, request: &RequestId, route: Route) -> Option<Foreseen>;
 
+    /// Whether it announces blocks that it reuses if it is asked to ([`Leg::report_reused`]).
+    fn reports_reused(&self) -> bool;
+
     /// Whether KV of another prompt may come under a ticket's name, after a restart of the prefill engine or the end of its
     /// lease. If so, this engine's answers are withheld until the prefill side has confirmed the ticket.
     fn may_fetch_foreign_kv(&self) -> bool;

@@ -24,7 +24,6 @@ use rank::RankView;
 
 mod changes;
 pub mod event;
-mod fingerprints;
 pub mod holdings;
 mod lineage;
 pub mod oddity;

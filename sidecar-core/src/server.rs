@@ -203,8 +203,12 @@ impl<E: Engine> Surface<E> {
                     return Ok(());
                 }
             }
-            // A former life of this sidecar has asked the engine.
-            Release::Leg { request, route } if !ledger.knows(id) => {
+            // A former life of this sidecar may have asked the engine.
+            Release::Leg {
+                request,
+                route,
+                epoch,
+            } if epoch != core.epoch && !ledger.knows(id) => {
                 match core.unread(&request, route, &self.life()?) {
                     Some(unread) => ledger.adopt_unread(id, unread),
                     None => core.engine.abort(&request).await?,

@@ -159,6 +159,11 @@ impl Engine for SglangEngine {
         dialect::read_prefill(answer)
     }
 
+    /// SGLang has no such request (0.5.23).
+    fn reports_reused(&self) -> bool {
+        false
+    }
+
     /// A room is used once, and a prefill engine's next life has never heard of it.
     fn may_fetch_foreign_kv(&self) -> bool {
         false
@@ -180,10 +185,9 @@ impl Engine for SglangEngine {
         self.http.abort(rid).await
     }
 
+    /// Nothing is held beyond a leg's end, and a leg of this sidecar's last life has ended with its connection.
     async fn give_back(&self, _: &TransferMetadata) -> Result<(), Error> {
-        Err(unusable(
-            "an SGLang engine holds nothing beyond a prefill's end",
-        ))
+        Ok(())
     }
 
     async fn keep(&self, _: &[TransferMetadata]) -> Result<Duration, Error> {

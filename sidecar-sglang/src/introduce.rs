@@ -153,7 +153,10 @@ fn name_of(model_path: &str) -> String {
 /// How it makes prompts; or why that is not known.
 fn prompts(server: &ServerInfo, directory: Option<&Path>) -> Result<PromptConfig, String> {
     let template = server.chat_template.clone();
-    let is_file = |template: &String| template.ends_with(".jinja");
+    let is_file = |template: &String| {
+        let extension = Path::new(template).extension();
+        extension.is_some_and(|extension| extension == "jinja")
+    };
     if template.as_ref().is_some_and(|template| !is_file(template)) {
         return Err("the engine uses a chat template of its own".to_owned());
     }

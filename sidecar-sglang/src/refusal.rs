@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    fn told(changes: Value) -> ServerInfo {
+    fn told(changes: &Value) -> ServerInfo {
         let mut info = json!({"version": VERIFIED, "model_path": "m", "page_size": 16, "dp_size": 1, "pp_size": 1,
             "disaggregation_mode": "prefill", "disaggregation_transfer_backend": "nixl",
             "disaggregation_bootstrap_port": 8998, "load_balance_method": "follow_bootstrap_room",
@@ -121,12 +121,12 @@ mod tests {
             (json!("decode"), Role::Decode),
         ] {
             assert_eq!(
-                role(&told(json!({"disaggregation_mode": mode}))),
+                role(&told(&json!({"disaggregation_mode": mode}))),
                 Ok(expected)
             );
         }
         let aggregated = json!({"disaggregation_mode": "null", "disaggregation_transfer_backend": "mooncake", "pp_size": 2});
-        assert_eq!(role(&told(aggregated)), Ok(Role::Local));
+        assert_eq!(role(&told(&aggregated)), Ok(Role::Local));
     }
 
     #[test]
@@ -155,14 +155,14 @@ mod tests {
                 "--load-balance-method",
             ),
         ] {
-            let why = role(&told(changes)).unwrap_err().to_string();
+            let why = role(&told(&changes)).unwrap_err().to_string();
             assert!(why.contains(part), "{why}");
         }
     }
 
     #[test]
     fn what_could_be_better_is_said() {
-        assert_eq!(warnings(&told(json!({}))), Vec::<String>::new());
+        assert_eq!(warnings(&told(&json!({}))), Vec::<String>::new());
         for (changes, part) in [
             (json!({"version": "0.5.22"}), "not with 0.5.22"),
             (json!({"page_size": 1}), "--page-size 16"),
@@ -172,7 +172,7 @@ mod tests {
             ),
             (json!({"nnodes": 2, "dp_size": 4}), "other hosts"),
         ] {
-            let said = warnings(&told(changes));
+            let said = warnings(&told(&changes));
             assert!(matches!(&said[..], [one] if one.contains(part)), "{said:?}");
         }
     }

@@ -236,3 +236,66 @@ fn every_form_of_its_encoder_is_read() {
     }
     assert_eq!(read, 26);
 }
+
+/// A batch of one `BlockStored` or `BlockRemoved` of two pages that SGLang named so.
+fn two_pages(kind: &str, medium: &str) -> Vec<u8> {
+    let hashes = [5_428_511_633_061_281_808_i64, -13_757_886_277_339_546];
+    let numbers =
+        |numbers: &[i64]| rmpv::Value::Array(numbers.iter().copied().map(Into::into).collect());
+    let mut fields = vec![
+        ("type", kind.into()),
+        ("block_hashes", numbers(&hashes)),
+        ("medium", medium.into()),
+    ];
+    if kind == "BlockStored" {
+        fields.extend([
+            ("parent_block_hash", rmpv::Value::Nil),
+            ("token_ids", numbers(&[10, 11, 12, 13, 14, 15, 16, 17])),
+            ("block_size", 4.into()),
+            ("lora_id", rmpv::Value::Nil),
+        ]);
+    }
+    let fields = fields.into_iter().map(|(name, value)| (name.into(), value));
+    let event = rmpv::Value::Map(fields.collect());
+    let batch = vec![1.5.into(), rmpv::Value::Array(vec![event]), 0.into()];
+    let mut payload = Vec::new();
+    rmpv::encode::write_value(&mut payload, &rmpv::Value::Array(batch)).unwrap();
+    payload
+}
+
+/// What HiCache tells: written through to host memory, evicted from the device, loaded back, evicted from host memory.
+#[test]
+fn eviction_from_one_tier_is_not_removal_from_the_other() {
+    let mut mirror = Mirror::new(MODEL, None);
+    let mut decoder = Decoder::default();
+    let both = [Tier::Device, Tier::Host];
+    for (seq, (kind, medium, held)) in [
+        ("BlockStored", "GPU", &both[..1]),
+        ("BlockStored", "CPU_PINNED", &both),
+        ("BlockRemoved", "GPU", &both[1..]),
+        ("BlockStored", "GPU", &both),
+        ("BlockRemoved", "CPU_PINNED", &both[..1]),
+        ("BlockRemoved", "GPU", &[]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let payload = two_pages(kind, medium);
+        let batch = decoder.decode(&payload).unwrap();
+        let stamp = Stamp {
+            seq: u64::try_from(seq).unwrap(),
+            time: batch.time,
+        };
+        mirror.apply(0, stamp, batch.events());
+        let view = view(&mirror);
+        assert_eq!(
+            view.keys().copied().collect::<Vec<_>>(),
+            held,
+            "{kind} {medium}"
+        );
+        assert!(view.values().all(|blocks| blocks.len() == 2));
+    }
+    let rank = mirror.rank(0).unwrap();
+    assert!(rank.doubts().is_empty() && !rank.state().broken);
+    assert_eq!(rank.tally().iter().count(), 0);
+}

@@ -43,6 +43,15 @@ pub struct VllmArgs {
     /// The engine's own --chat-template, given again because a running engine does not tell it.
     #[arg(long, value_name = "FILE", env = "BATON_CHAT_TEMPLATE")]
     pub chat_template: Option<String>,
+    /// The engine's own --max-num-seqs, given again because a running engine does not tell it. Routers give it no more
+    /// sequences than that, and let further requests wait until they know who is free first.
+    #[arg(
+        long,
+        value_name = "N",
+        env = "BATON_MAX_NUM_SEQS",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub max_num_seqs: Option<u32>,
     /// The engine's --api-key, if it has one.
     #[arg(
         long,

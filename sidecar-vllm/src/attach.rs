@@ -34,6 +34,8 @@ pub struct EngineConfig {
     pub events_folder: Option<PathBuf>,
     /// How it makes prompts.
     pub prompts: PromptConfig,
+    /// Sequences that a rank of it runs at a time, if that is known.
+    pub max_sequences: Option<u32>,
 }
 
 /// What must be known of an engine's NIXL connector.
@@ -105,6 +107,7 @@ fn beside(args: &VllmArgs, url: &str) -> Result<EngineConfig, Exit> {
             template: args.chat_template.clone(),
             ..PromptConfig::default()
         },
+        max_sequences: args.max_num_seqs,
     })
 }
 
@@ -190,6 +193,10 @@ fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
             |name| command.flag(name),
             |name| command.is_set(name),
         ),
+        max_sequences: args.max_num_seqs.or_else(|| {
+            let given = command.flag("max-num-seqs")?;
+            given.parse().ok()
+        }),
     };
     let environment = config
         .transfer

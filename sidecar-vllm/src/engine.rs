@@ -59,6 +59,7 @@ pub struct VllmEngine {
     events: Option<EventsConfig>,
     _events_folder: Option<EventsFolder>,
     prompts: PromptConfig,
+    max_sequences: Option<u32>,
     last: Mutex<Option<Arc<Seen>>>,
     met: Mutex<Met>,
     names: Names,
@@ -110,6 +111,7 @@ impl VllmEngine {
             events: config.events,
             _events_folder: config.events_folder.map(EventsFolder::make).transpose()?,
             prompts: config.prompts,
+            max_sequences: config.max_sequences,
             last: Mutex::default(),
             met: Mutex::default(),
             names: Names::default(),
@@ -354,6 +356,7 @@ impl Engine for VllmEngine {
         };
         self.prepare(role, handshake.as_ref());
         info.ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
+        info.max_sequences = self.max_sequences;
         let blocks = info.capacity.first().map(|tier| tier.blocks);
         let events = self.event_sources(info.ranks).await;
         let files = self.files_of(&incarnation, &models).await;
@@ -392,6 +395,10 @@ impl Engine for VllmEngine {
             asked: self.events.as_ref().map(|given| given.endpoint.clone()),
         };
         follow::start(seen.events.iter().map(source).collect(), feed)
+    }
+
+    fn reports_reused(&self) -> bool {
+        true
     }
 
     fn may_fetch_foreign_kv(&self) -> bool {

@@ -94,7 +94,7 @@ const CHUNKS: &str =
 const PROCESS: &str = "addresses, names and sizes of one process";
 const LAYERS: &str = "another model has other layers; that every region is described is a law";
 
-const fn mask(at: &'static str, rule: Rule, when: When, why: &'static str) -> Mask {
+pub(super) const fn mask(at: &'static str, rule: Rule, when: When, why: &'static str) -> Mask {
     Mask {
         at,
         rule,
@@ -103,7 +103,7 @@ const fn mask(at: &'static str, rule: Rule, when: When, why: &'static str) -> Ma
     }
 }
 
-const fn always(at: &'static str, rule: Rule, why: &'static str) -> Mask {
+pub(super) const fn always(at: &'static str, rule: Rule, why: &'static str) -> Mask {
     mask(at, rule, When::Always, why)
 }
 
@@ -274,15 +274,30 @@ pub fn is_family_masked(family: &str) -> bool {
 
 /// The mask for a place under these circumstances.
 pub fn mask_for(path: &[Part], circumstances: &[When]) -> Option<&'static Mask> {
-    static PATTERNS: LazyLock<Vec<(Vec<&str>, &Mask)>> = LazyLock::new(|| {
+    VLLM.mask_for(path, circumstances)
+}
+
+/// Masks of vLLM's answers.
+pub static VLLM: LazyLock<Masks> = LazyLock::new(|| Masks::new(MASKS));
+
+/// Masks, ready to be looked up.
+pub struct Masks(Vec<(Vec<&'static str>, &'static Mask)>);
+
+impl Masks {
+    /// These; the first one that fits a place counts.
+    pub fn new(masks: &'static [Mask]) -> Self {
         let split = |mask: &'static Mask| (mask.at.split('.').collect(), mask);
-        MASKS.iter().map(split).collect()
-    });
-    let mut fitting = PATTERNS.iter().filter(|(pattern, mask)| {
-        let applies = mask.when == When::Always || circumstances.contains(&mask.when);
-        applies && fits(pattern, path)
-    });
-    fitting.next().map(|(_, mask)| *mask)
+        Self(masks.iter().map(split).collect())
+    }
+
+    /// The mask of a place.
+    pub fn mask_for(&self, path: &[Part], circumstances: &[When]) -> Option<&'static Mask> {
+        let mut fitting = self.0.iter().filter(|(pattern, mask)| {
+            let applies = mask.when == When::Always || circumstances.contains(&mask.when);
+            applies && fits(pattern, path)
+        });
+        fitting.next().map(|(_, mask)| *mask)
+    }
 }
 
 fn fits(pattern: &[&str], path: &[Part]) -> bool {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::answer::{Answer, Body, Frame};
-use super::mask::{self, Part, Rule, When};
+use super::mask::{self, Masks, Part, Rule, When};
 
 #[cfg(test)]
 mod tests;
@@ -47,7 +47,17 @@ impl fmt::Display for Difference {
 
 /// Compares whole answers.
 pub fn answers(recorded: &Answer, seen: &Answer, circumstances: &[When]) -> Vec<Difference> {
-    let mut comparison = Comparison::new(circumstances);
+    answers_under(&mask::VLLM, recorded, seen, circumstances)
+}
+
+/// The same under these masks.
+pub fn answers_under(
+    masks: &Masks,
+    recorded: &Answer,
+    seen: &Answer,
+    circumstances: &[When],
+) -> Vec<Difference> {
+    let mut comparison = Comparison::new(masks, circumstances);
     if recorded.status != seen.status {
         let what = format!("{} instead of {}", seen.status, recorded.status);
         comparison.found.push(Difference::new("status", what));
@@ -73,7 +83,7 @@ pub fn answers(recorded: &Answer, seen: &Answer, circumstances: &[When]) -> Vec<
 
 /// Compares two documents.
 pub fn documents(recorded: &Value, seen: &Value, circumstances: &[When]) -> Vec<Difference> {
-    let mut comparison = Comparison::new(circumstances);
+    let mut comparison = Comparison::new(&mask::VLLM, circumstances);
     comparison.values(recorded, seen);
     comparison.found
 }
@@ -101,6 +111,7 @@ fn brief(value: &Value) -> String {
 
 /// A comparison under way: where it is, and what it found.
 struct Comparison<'a> {
+    masks: &'a Masks,
     circumstances: &'a [When],
     path: Vec<Part>,
     /// Put before each path: which frame of a stream.
@@ -109,8 +120,9 @@ struct Comparison<'a> {
 }
 
 impl<'a> Comparison<'a> {
-    fn new(circumstances: &'a [When]) -> Self {
+    fn new(masks: &'a Masks, circumstances: &'a [When]) -> Self {
         Self {
+            masks,
             circumstances,
             path: Vec::new(),
             frame: String::new(),
@@ -135,7 +147,10 @@ impl<'a> Comparison<'a> {
     }
 
     fn values(&mut self, recorded: &Value, seen: &Value) {
-        let rule = mask::mask_for(&self.path, self.circumstances).map(|mask| mask.rule);
+        let rule = self
+            .masks
+            .mask_for(&self.path, self.circumstances)
+            .map(|mask| mask.rule);
         match (rule, recorded, seen) {
             (Some(Rule::Ignored), _, _)
             | (_, Value::Null, Value::Null)
@@ -179,7 +194,7 @@ impl<'a> Comparison<'a> {
     }
 
     fn unless_ignored(&mut self, tell: impl FnOnce(&mut Self)) {
-        let mask = mask::mask_for(&self.path, self.circumstances);
+        let mask = self.masks.mask_for(&self.path, self.circumstances);
         let optional = [Rule::Ignored, Rule::TextIfAny];
         if mask.is_none_or(|mask| !optional.contains(&mask.rule)) {
             tell(self);
@@ -219,7 +234,7 @@ impl<'a> Comparison<'a> {
             let mut attempt = Comparison {
                 path: self.path.clone(),
                 frame: self.frame.clone(),
-                ..Comparison::new(self.circumstances)
+                ..Comparison::new(self.masks, self.circumstances)
             };
             attempt.values(recorded, seen);
             if attempt.found.is_empty() {
@@ -259,7 +274,7 @@ impl<'a> Comparison<'a> {
             } else {
                 self.circumstances
             };
-            let mut frame = Comparison::new(told);
+            let mut frame = Comparison::new(self.masks, told);
             frame.frame = format!("frame kind {number} ");
             frame.values(recorded, seen);
             self.found.extend(frame.found);
@@ -292,6 +307,14 @@ fn kind_of(data: &Value) -> &'static str {
     let first = &data["choices"][0];
     match data["choices"].as_array() {
         _ if !data["error"].is_null() => "error",
+        // SGLang's own streams.
+        _ if data["meta_info"]["completion_tokens"].is_number() => {
+            if data["meta_info"]["finish_reason"].is_null() {
+                "tokens"
+            } else {
+                "end"
+            }
+        }
         Some(choices) if choices.is_empty() => "usage",
         Some(_) if !first["finish_reason"].is_null() => "end",
         Some(_) if !first["delta"]["role"].is_null() => "role",

@@ -11,6 +11,7 @@ use super::reach::LAYERS;
 use super::speed::Speed;
 
 /// What an emulated engine is beside its wire.
+#[expect(clippy::struct_field_names, reason = "the flags' own names")]
 #[derive(Debug, Clone, clap::Args)]
 pub struct EmulateArgs {
     /// How long steps take.

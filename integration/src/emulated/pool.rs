@@ -4,8 +4,11 @@
 //! a block that nobody can find is used again first, then the tail of the sequence that was used least recently, and every
 //! full block is announced, a second copy of one included.
 
+mod host;
+
 use std::collections::{BTreeMap, HashMap};
 
+use self::host::Host;
 use super::memory::{Memory, Place};
 
 /// Hash of a full block with its whole prefix.
@@ -30,6 +33,19 @@ pub enum Change {
     },
     /// A block was evicted.
     Removed(BlockHash),
+    /// A block was copied to the host's memory as well.
+    Copied {
+        /// Its hash.
+        hash: BlockHash,
+        /// The block before it.
+        parent: Option<BlockHash>,
+        /// Its tokens.
+        tokens: Vec<u32>,
+        /// What else its hash depends on.
+        keys: CacheKeys,
+    },
+    /// A block was evicted from the host's memory.
+    RemovedFromHost(BlockHash),
     /// Nothing can be found any more.
     Cleared,
 }
@@ -66,6 +82,7 @@ pub struct Pool {
     /// Places at both ends that nobody had yet.
     ends: (i64, i64),
     cached: HashMap<BlockHash, Vec<BlockId>>,
+    host: Option<Host>,
     changes: Vec<Change>,
 }
 
@@ -85,10 +102,16 @@ impl Pool {
             free: BTreeMap::new(),
             ends: (-1, 0),
             cached: HashMap::new(),
+            host: None,
             changes: Vec::new(),
         };
         (1..blocks).for_each(|id| pool.put_last(id));
         pool
+    }
+
+    /// Keeps copies of so many blocks in the host's memory.
+    pub fn copying_to_host(&mut self, blocks: usize) {
+        self.host = (blocks > 0).then(|| Host::new(blocks));
     }
 
     /// Blocks that can be taken, evicting what they hold.
@@ -189,6 +212,7 @@ impl Pool {
         let block_size = tokens.len() / blocks.len().max(1);
         let held = |pool: &Self, hash| pool.cached.get(hash).and_then(|ids| ids.first().copied());
         let mut used = Vec::new();
+        let mut fresh = Vec::new();
         let mut parent = parent;
         for (at, block) in blocks.iter().enumerate() {
             match held(self, &block.1) {
@@ -202,11 +226,64 @@ impl Pool {
                     let tokens = &tokens[at * block_size..(at + 1) * block_size];
                     self.store(&[*block], parent, tokens, keys);
                     used.push(block.0);
+                    fresh.push((*block, parent, tokens));
                 }
             }
             parent = Some(block.1);
         }
+        for (block, parent, tokens) in fresh {
+            self.copy_to_host(block, parent, tokens, keys);
+        }
         used
+    }
+
+    fn copy_to_host(
+        &mut self,
+        (id, hash): (BlockId, BlockHash),
+        parent: Option<BlockHash>,
+        tokens: &[u32],
+        keys: &CacheKeys,
+    ) {
+        let bytes = self.read(id, 0, self.block_bytes);
+        let Some(host) = self.host.as_mut().filter(|host| !host.holds(&hash)) else {
+            return;
+        };
+        let gone = host.keep(hash, bytes);
+        self.changes.push(Change::Copied {
+            hash,
+            parent,
+            tokens: tokens.to_vec(),
+            keys: keys.clone(),
+        });
+        self.changes.extend(gone.map(Change::RemovedFromHost));
+    }
+
+    /// Brings blocks back from the host's memory, as many of these in a row as are there and find room. They are taken.
+    pub fn load_back(
+        &mut self,
+        hashes: &[BlockHash],
+        parent: Option<BlockHash>,
+        tokens: &[u32],
+        keys: &CacheKeys,
+    ) -> Vec<BlockId> {
+        let mut loaded = Vec::new();
+        let mut parent = parent;
+        let block_size = tokens.len() / hashes.len().max(1);
+        for (hash, tokens) in hashes.iter().zip(tokens.chunks(block_size.max(1))) {
+            let bytes = self.host.as_mut().and_then(|host| host.get(hash));
+            let Some(bytes) = bytes else { break };
+            let Some(taken) = self.take(1) else { break };
+            self.write(taken[0], 0, &bytes);
+            self.store(&[(taken[0], *hash)], parent, tokens, keys);
+            loaded.extend(taken);
+            parent = Some(*hash);
+        }
+        loaded
+    }
+
+    /// Hashes of all blocks that the host's memory has.
+    pub fn held_by_host(&self) -> Vec<BlockHash> {
+        self.host.as_ref().map(Host::held).unwrap_or_default()
     }
 
     /// Tells of blocks that are held already.
@@ -228,6 +305,9 @@ impl Pool {
     /// Forgets everything that was stored. Blocks in use stay in use.
     pub fn clear(&mut self) {
         self.cached.clear();
+        if let Some(host) = &mut self.host {
+            host.clear();
+        }
         self.blocks.iter_mut().for_each(|block| block.hash = None);
         self.changes.push(Change::Cleared);
     }
@@ -308,93 +388,4 @@ impl Pool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn hash(of: u8) -> BlockHash {
-        [of; 32]
-    }
-
-    fn stored(pool: &mut Pool, of: &[u8]) -> Vec<BlockId> {
-        let ids = pool.take(of.len()).unwrap();
-        let blocks: Vec<_> = ids
-            .iter()
-            .copied()
-            .zip(of.iter().map(|of| hash(*of)))
-            .collect();
-        pool.store(&blocks, None, &[], &CacheKeys::default());
-        ids
-    }
-
-    #[test]
-    fn the_tail_of_the_least_recently_used_sequence_goes_first() {
-        let mut pool = Pool::new(7, 4);
-        let first = stored(&mut pool, &[1, 2, 3]);
-        let second = stored(&mut pool, &[4, 5, 6]);
-        pool.give_back(&first);
-        pool.give_back(&second);
-        pool.take_changes();
-        pool.take(4).unwrap();
-        let gone = [3, 2, 1, 6].map(|of| Change::Removed(hash(of)));
-        assert_eq!(pool.take_changes(), gone);
-        assert_eq!(pool.longest_prefix(&[hash(4), hash(5), hash(6)]).len(), 2);
-    }
-
-    #[test]
-    fn what_nobody_can_find_is_used_again_first() {
-        let mut pool = Pool::new(7, 4);
-        let mut ids = stored(&mut pool, &[1, 2]);
-        ids.extend(pool.take(2).unwrap());
-        pool.give_back(&ids);
-        // Of several, the tail of the sequence.
-        assert_eq!(pool.take(3).unwrap(), [ids[3], ids[2], 5]);
-    }
-
-    #[test]
-    fn a_shared_block_is_not_evicted() {
-        let mut pool = Pool::new(3, 4);
-        let ids = stored(&mut pool, &[1]);
-        pool.give_back(&ids);
-        pool.share(&ids);
-        assert_eq!(pool.available(), 1);
-        assert!(pool.take(2).is_none());
-        pool.give_back(&ids);
-        assert_eq!(pool.available(), 2);
-    }
-
-    #[test]
-    fn a_freed_block_keeps_its_bytes_until_it_is_needed() {
-        let mut pool = Pool::new(3, 4);
-        let ids = stored(&mut pool, &[1]);
-        pool.write(ids[0], 0, b"held");
-        pool.give_back(&ids);
-        assert_eq!(pool.longest_prefix(&[hash(1)]), ids);
-        assert_eq!(pool.block(ids[0]).unwrap(), b"held");
-        assert_eq!(pool.block(3), None);
-        assert_eq!(pool.block(u32::MAX), None);
-    }
-
-    #[test]
-    fn one_copy_of_two_can_go() {
-        let mut pool = Pool::new(3, 4);
-        let one = stored(&mut pool, &[1]);
-        let two = stored(&mut pool, &[1]);
-        pool.give_back(&one);
-        pool.take_changes();
-        pool.take(1).unwrap();
-        assert_eq!(pool.take_changes(), [Change::Removed(hash(1))]);
-        assert_eq!(pool.longest_prefix(&[hash(1)]), two);
-    }
-
-    #[test]
-    fn clearing_forgets_what_is_in_use_too() {
-        let mut pool = Pool::new(3, 4);
-        let ids = stored(&mut pool, &[1]);
-        pool.take_changes();
-        pool.clear();
-        assert!(pool.longest_prefix(&[hash(1)]).is_empty());
-        pool.give_back(&ids);
-        pool.take(2).unwrap();
-        assert_eq!(pool.take_changes(), [Change::Cleared]);
-    }
-}
+mod tests;

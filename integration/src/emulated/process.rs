@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::core::{Core, Mortal, Pending, Stats};
+use super::pool::BlockHash;
 use super::publisher::{Faults, Publisher, Told};
 use super::script::{Http, Leg, Rule};
 use super::seen::{Fate, Seen};
@@ -277,12 +278,20 @@ impl Process {
 
     /// What is in all blocks that a rank could find now. Only an engine that is told to remember knows.
     pub fn cached(&self, rank: usize) -> Vec<Text> {
+        self.texts(rank, Core::cached)
+    }
+
+    /// The same of what it could bring back from the host's memory.
+    pub fn copied(&self, rank: usize) -> Vec<Text> {
+        self.texts(rank, Core::copied)
+    }
+
+    fn texts(&self, rank: usize, of: impl Fn(&Core) -> Vec<BlockHash>) -> Vec<Text> {
         let life = self.life();
         let rank = &life.ranks[rank];
         let texts = rank.texts.as_ref().expect("the engine remembers");
         let texts = texts.lock().unwrap();
-        let hashes = rank.core.cached();
-        hashes.iter().map(|hash| texts.of(hash)).collect()
+        of(&rank.core).iter().map(|hash| texts.of(hash)).collect()
     }
 
     /// Forgets all cached blocks of all ranks.

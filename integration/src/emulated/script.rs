@@ -33,6 +33,8 @@ pub enum Http {
     Mute,
     /// It answers every request with HTML.
     OtherServer,
+    /// It takes questions for tokens and never answers them.
+    MuteTokenizer,
     /// It takes so long to say that it is healthy.
     SlowHealth(Duration),
 }

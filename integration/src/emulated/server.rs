@@ -86,7 +86,13 @@ impl Connection {
             };
             let mode = *api.process().http_mode.lock().unwrap();
             let after = match mode {
-                Http::Normal | Http::SlowHealth(_) => api.route(self, life, &request).await,
+                Http::MuteTokenizer if request.path == "/tokenize" => {
+                    self.gone().await;
+                    After::Close
+                }
+                Http::Normal | Http::SlowHealth(_) | Http::MuteTokenizer => {
+                    api.route(self, life, &request).await
+                }
                 Http::Garbage => {
                     self.write(b"\x00\x01\x02 I am not an HTTP server\r\n\r\n")
                         .await;

@@ -11,6 +11,8 @@ pub struct Text {
     pub lora: String,
     /// Cache salt, empty without one.
     pub salt: String,
+    /// What else keeps it apart, empty without it.
+    pub extra: String,
     /// All tokens from the beginning of the sequence to the end of the block.
     pub tokens: Vec<u32>,
 }
@@ -56,6 +58,7 @@ impl Texts {
         Text {
             lora: lora.unwrap_or_default(),
             salt: keys.salt.clone().unwrap_or_default(),
+            extra: keys.extra.clone().unwrap_or_default(),
             tokens: parts.concat(),
         }
     }

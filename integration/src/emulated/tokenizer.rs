@@ -21,6 +21,26 @@ pub struct ModelTokenizer {
     tokenizer: tokenizers::Tokenizer,
     vocabulary: u32,
     end: Option<u32>,
+    chats: Chats,
+}
+
+/// How a chat is written: the two templates of recorded models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Chats {
+    /// Each message between marks.
+    Marked,
+    /// Who says it, a colon, and what is said.
+    Spoken,
+}
+
+impl Chats {
+    fn of_model(folder: &Path) -> Self {
+        let template = std::fs::read_to_string(folder.join("chat_template.jinja"));
+        match template {
+            Ok(template) if template.contains("{{m['role']}}: {{m['content']}}") => Self::Spoken,
+            _ => Self::Marked,
+        }
+    }
 }
 
 /// First generated word of the built-in vocabulary.
@@ -54,6 +74,7 @@ impl Tokenizer {
             tokenizer,
             vocabulary,
             end,
+            chats: Chats::of_model(Path::new(model)),
         })))
     }
 
@@ -115,6 +136,15 @@ impl Tokenizer {
         first + u32::try_from(logit % plain).unwrap_or_default()
     }
 
+    /// A chat as the model's template renders it, up to where the answer begins; `None` if it is none.
+    pub fn render_chat(&self, messages: &Value) -> Option<String> {
+        let chats = match self {
+            Self::Builtin => Chats::Marked,
+            Self::Model(model) => model.chats,
+        };
+        written(messages, chats, true)
+    }
+
     /// The token that ends a sequence.
     pub fn end(&self) -> Option<u32> {
         match self {
@@ -155,19 +185,28 @@ fn word(text: &[u8]) -> Option<u32> {
     Some(FIRST_WORD + value)
 }
 
-/// A chat as the recorded model's template renders it; `None` if it is none.
+/// A chat as the template with marks renders it; `None` if it is none.
 pub fn render_chat(messages: &Value, add_generation_prompt: bool) -> Option<String> {
+    written(messages, Chats::Marked, add_generation_prompt)
+}
+
+fn written(messages: &Value, chats: Chats, add_generation_prompt: bool) -> Option<String> {
+    let (before, between, behind, answer) = match chats {
+        Chats::Marked => (
+            "<|im_start|>",
+            "\n",
+            "<|im_end|>\n",
+            "<|im_start|>assistant\n",
+        ),
+        Chats::Spoken => ("<s>", ": ", "\n", "assistant: "),
+    };
     let mut text = String::new();
     for message in messages.as_array()? {
-        let role = message["role"].as_str()?;
-        text.push_str("<|im_start|>");
-        text.push_str(role);
-        text.push('\n');
-        text.push_str(&content(&message["content"])?);
-        text.push_str("<|im_end|>\n");
+        let (role, content) = (message["role"].as_str()?, content(&message["content"])?);
+        text.extend([before, role, between, &content, behind]);
     }
     if add_generation_prompt {
-        text.push_str("<|im_start|>assistant\n");
+        text.push_str(answer);
     }
     Some(text)
 }

@@ -158,11 +158,13 @@ impl Stand {
         Process::start(&name, command, &self.parts.logs)
     }
 
-    /// Starts the router, which splits whatever can be split.
+    /// Starts the router, which splits whatever can be split and keeps nothing back: engines are to be given more than they have
+    /// room for.
     pub fn start_router(&mut self) -> Result<()> {
         let mut command = Command::new(self.parts.binaries.join("baton-router"));
         command.env("BATON_TOKEN", TOKEN);
         command.args(["--listen", &self.router_at.to_string(), "--force", "split"]);
+        command.args(["--max-queued", "0"]);
         self.router = Some(self.start("router", &mut command)?);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Faults happen: each begins, lasts and ends.
 
+use std::future::ready;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -10,6 +11,7 @@ use super::schedule::{Fault, Kind, Lane};
 use super::stand::{Sabotage, Stand, Worker};
 use crate::emulated::vllm::script::Leg;
 use crate::emulated::vllm::{EngineId, Fate, Seen};
+use crate::fleet;
 use crate::kv_scene::proxy::Way;
 
 /// A worker has so long to come back before the next fault of its lane.
@@ -21,8 +23,9 @@ const SLOW: (Duration, Duration) = (Duration::from_millis(3), Duration::from_mil
 /// Batches of KV events that are lost at a time.
 const LOST_BATCHES: usize = 3;
 
-/// So long a swap waits for a handoff.
-const FILLS: Duration = Duration::from_secs(3);
+/// So long a swap waits for its decode engine to be known, and for a handoff.
+const JOINS: Duration = Duration::from_secs(10);
+const FILLS: Duration = Duration::from_secs(10);
 
 /// Between two looks.
 const GLANCE: Duration = Duration::from_millis(20);
@@ -50,11 +53,21 @@ pub async fn run(
         if over.run_until_cancelled(due).await.is_none() {
             break;
         }
-        next_due(first_due(&faults[number + 1..]));
+        let has_begun = || next_due(first_due(&faults[number + 1..]));
+        if fault.kind != Kind::Swap {
+            has_begun();
+        }
         tracing::info!(?lane, %fault, "a fault begins");
         match lane {
-            Lane::Prefill => befall(stand, &stand.prefill[fault.target], fault, over).await,
-            Lane::Decode => befall(stand, &stand.decode[fault.target], fault, over).await,
+            Lane::Prefill => befall(&stand.prefill[fault.target], fault, over).await,
+            Lane::Decode => {
+                let worker = &stand.decode[fault.target];
+                if fault.kind == Kind::Swap {
+                    swap(stand, worker, fault, has_begun, over).await;
+                } else {
+                    befall(worker, fault, over).await;
+                }
+            }
             Lane::Router => stop_router(stand, fault).await,
             Lane::Events => lose_events(stand, fault).await,
         }
@@ -89,7 +102,7 @@ async fn last(fault: &Fault, over: &CancellationToken) {
     let _ = over.run_until_cancelled(sleep(fault.lasts)).await;
 }
 
-async fn befall(stand: &Stand, worker: &Worker, fault: &Fault, over: &CancellationToken) {
+async fn befall(worker: &Worker, fault: &Fault, over: &CancellationToken) {
     match fault.kind {
         Kind::KillEngine { same_id } => {
             worker.kill_engine().await;
@@ -134,9 +147,8 @@ async fn befall(stand: &Stand, worker: &Worker, fault: &Fault, over: &Cancellati
             last(fault, over).await;
             worker.start_sidecar().await;
         }
-        Kind::Swap => swap(stand, worker, fault, over).await,
-        Kind::KillRouter | Kind::StopRouter | Kind::LoseEvents => {
-            unreachable!("they have lanes of their own")
+        Kind::KillRouter | Kind::StopRouter | Kind::LoseEvents | Kind::Swap => {
+            unreachable!("they befall more than a worker")
         }
     }
 }
@@ -174,18 +186,23 @@ async fn slow(worker: &Worker, lasts: Duration, over: &CancellationToken) {
 }
 
 /// The decode engine has met nobody yet when it goes on, so that whatever is at the prefill engine's place by then is
-/// taken for what was handed over: only settling tells.
-async fn swap(stand: &Stand, decode: &Worker, fault: &Fault, over: &CancellationToken) {
+/// taken for what was handed over: only settling tells. It has begun when routers send handoffs to the new engine.
+async fn swap(
+    stand: &Stand,
+    decode: &Worker,
+    fault: &Fault,
+    has_begun: impl FnOnce(),
+    over: &CancellationToken,
+) {
     decode.boot(EngineId::New).await;
+    within(JOINS, over, || has_engine(decode)).await;
     decode.engine().freeze(true);
     let before = decode.engine().seen().len();
-    let waiting = async {
-        while holder(stand, decode, before).is_none() {
-            sleep(GLANCE).await;
-        }
-    };
-    let waiting = tokio::time::timeout(FILLS, waiting);
-    let _ = over.run_until_cancelled(waiting).await;
+    has_begun();
+    within(FILLS, over, || {
+        ready(holder(stand, decode, before).is_some())
+    })
+    .await;
     last(fault, over).await;
     if let Some(prefill) = holder(stand, decode, before) {
         tracing::info!(
@@ -196,6 +213,27 @@ async fn swap(stand: &Stand, decode: &Worker, fault: &Fault, over: &Cancellation
         prefill.boot(EngineId::Same).await;
     }
     decode.engine().freeze(false);
+}
+
+/// Waits until something holds, but not for long, and not when nobody asks any more.
+async fn within<F: Future<Output = bool>>(
+    bound: Duration,
+    over: &CancellationToken,
+    holds: impl Fn() -> F,
+) {
+    let waiting = async {
+        while !holds().await {
+            sleep(GLANCE).await;
+        }
+    };
+    let waiting = tokio::time::timeout(bound, waiting);
+    let _ = over.run_until_cancelled(waiting).await;
+}
+
+/// Whether the worker's sidecar has an engine, which routers learn at once.
+async fn has_engine(worker: &Worker) -> bool {
+    let page = fleet::page(worker.sidecar()).await;
+    page.sum("baton_sidecar_engine_up", &[]) == 1
 }
 
 /// Who holds most of what this engine was asked to decode since, and is alive.

@@ -36,8 +36,8 @@ enum Decoder {
 impl Decoder {
     fn of(engine: EngineName) -> Self {
         match engine {
-            EngineName::Vllm => Self::Vllm(Default::default()),
-            EngineName::Sglang => Self::Sglang(Default::default()),
+            EngineName::Vllm => Self::Vllm(baton_sidecar_vllm::events::decoder::Decoder::default()),
+            EngineName::Sglang => Self::Sglang(baton_sidecar_sglang::events::Decoder::default()),
         }
     }
 

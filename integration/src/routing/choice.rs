@@ -113,12 +113,14 @@ impl Scene {
                 ..Cached::default()
             },
             place: &self.places[at],
+            ahead: 0,
             guarded: at >= WORKERS,
             penalty: 0.0,
         };
         let standings: Vec<Standing<'_>> = self.workers.iter().enumerate().map(standing).collect();
         let ask = Ask {
             tokens: self.tokens.len() as u64,
+            longest: self.tokens.len() as u64,
         };
         let choice = self
             .planner

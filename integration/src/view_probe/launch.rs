@@ -67,8 +67,8 @@ fn sglang(parts: &Parts) -> Vec<String> {
 }
 
 /// Flags that have the engine tell of its cache. One binds only what has a wildcard in it; a concrete address it connects to.
-pub fn events(parts: &Parts, ports: &Ports) -> Vec<String> {
-    let Ports { events, replay, .. } = ports;
+pub fn events(parts: &Parts, at: &Ports) -> Vec<String> {
+    let Ports { events, replay, .. } = at;
     let mut config = json!({
         "publisher": "zmq",
         "endpoint": format!("tcp://*:{}", events.port()),

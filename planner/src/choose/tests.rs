@@ -40,6 +40,7 @@ impl Fleet {
                 ..Cached::default()
             },
             place: &self.place,
+            ahead: 0,
             guarded: false,
             penalty: 0.0,
         });
@@ -60,7 +61,15 @@ fn rng() -> StdRng {
     StdRng::seed_from_u64(7)
 }
 
-const ASK: Ask = Ask { tokens: 8000 };
+const ASK: Ask = of(8000);
+
+/// One prompt.
+const fn of(tokens: u64) -> Ask {
+    Ask {
+        tokens,
+        longest: tokens,
+    }
+}
 
 #[test]
 fn the_cheapest_is_the_first_of_all_plans() {
@@ -104,7 +113,7 @@ fn a_short_idle_prompt_stays_local_and_a_long_one_leaves_a_busy_decoder() {
     let choose = |tokens| {
         let workers = fleet.standing(decoder, &[]);
 
-        let chosen = planner.cheapest(Ask { tokens }, &workers, &|_, _| true, 0.0, &mut rng());
+        let chosen = planner.cheapest(of(tokens), &workers, &|_, _| true, 0.0, &mut rng());
         chosen.unwrap().candidate.plan
     };
     assert_eq!(choose(20), Plan::Local { worker: 1 });
@@ -524,7 +533,7 @@ proptest::proptest! {
         let workers = fleet.standing(duty, &cached);
         let pairing = |prefill: usize, decode: usize| !(prefill + decode).is_multiple_of(crossed + 1);
         let planner = Planner::default();
-        let ask = Ask { tokens };
+        let ask = of(tokens);
         let all = planner.plans(ask, &workers, &pairing, 0.0);
         let chosen = planner.cheapest(ask, &workers, &pairing, 0.0, &mut rng());
         match (all.first(), chosen) {
@@ -535,4 +544,31 @@ proptest::proptest! {
             (least, chosen) => proptest::prop_assert!(false, "{least:?} {chosen:?}"),
         }
     }
+}
+
+#[test]
+fn those_who_wait_for_room_elsewhere_count_as_waiting() {
+    let (planner, fleet) = (Planner::default(), Fleet::new(2));
+    let mut workers = fleet.standing(|_| ANY, &[7000]);
+    for worker in &mut workers {
+        worker.duty.prefill = false;
+    }
+    let cheapest = |workers: &[Standing<'_>]| {
+        let chosen = planner.cheapest(ASK, workers, &|_, _| true, 0.0, &mut rng());
+        chosen.unwrap().candidate
+    };
+    let warm = cheapest(&workers);
+    assert_eq!(warm.plan, Plan::Local { worker: 0 });
+    assert!(warm.cost.waiting.abs() < 1e-9);
+    workers[0].ahead = 100;
+    assert_eq!(cheapest(&workers).plan, Plan::Local { worker: 1 });
+    workers[1].ahead = 200;
+    let waited = cheapest(&workers);
+    assert_eq!(waited.plan, Plan::Local { worker: 0 });
+    // An answer of 256 tokens each, before any was seen.
+    assert!(
+        waited.cost.waiting > 100.0 * 256.0 * 0.005,
+        "{:?}",
+        waited.cost
+    );
 }

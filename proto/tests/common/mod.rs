@@ -214,6 +214,7 @@ fn fuller() -> Vec<Sample> {
             Release::Leg {
                 request: "0123456789abcdef0123456789abcdef".parse().unwrap(),
                 route: Route::Completions,
+                epoch: Epoch(1_796_000_000_000_000_000),
             },
         ),
     ]

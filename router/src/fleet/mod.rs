@@ -42,6 +42,7 @@ use self::pairs::Pairs;
 use self::quarantine::Quarantines;
 use crate::calls::Calls;
 use crate::metrics::Metrics;
+use crate::queue::Queue;
 use crate::tokens::Tokenizers;
 
 /// How long a registration holds. Sidecars renew it three times in that time.
@@ -77,17 +78,21 @@ pub struct Fleet {
     swept: Mutex<Instant>,
     /// How long a worker without exact events is believed to hold what it computed.
     approximate_ttl: Duration,
+    queue: Arc<Queue>,
     calls: Calls,
     metrics: Metrics,
 }
 
 impl Fleet {
     /// A fleet without workers. One whose events do not tell is believed to hold what it computed for `approximate_ttl`.
+    /// Engines are asked for tokens for as long as `tokenize_wait`; `queue` is told of room that may be there.
     pub fn new(
         calls: Calls,
         metrics: Metrics,
         planner: Arc<Planner>,
+        queue: Arc<Queue>,
         approximate_ttl: Duration,
+        tokenize_wait: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
             members: Mutex::default(),
@@ -98,8 +103,9 @@ impl Fleet {
             index: Arc::default(),
             planner,
             kinds: Mutex::default(),
-            tokenizers: Tokenizers::new(calls.clone(), metrics.clone()),
+            tokenizers: Tokenizers::new(calls.clone(), metrics.clone(), tokenize_wait),
             approximate_ttl,
+            queue,
             calls,
             metrics,
         })
@@ -172,8 +178,10 @@ impl Fleet {
         tracing::info!(worker = %registration.worker, %address, "worker joined");
         let worker = Arc::new(Worker::new(
             registration.worker.clone(),
+            registration.epoch,
             address,
             Arc::clone(&self.index),
+            Arc::clone(&self.queue),
             self.approximate_ttl,
         ));
         let stop = CancellationToken::new();
@@ -248,6 +256,7 @@ impl Fleet {
         let snapshot = self.snapshot();
         for worker in &snapshot.workers {
             worker.worker.expected().sweep();
+            worker.worker.texts().sweep();
             if let Some(info) = worker.info() {
                 self.tokenizers.meet(&worker.worker, info);
             }
@@ -305,7 +314,14 @@ mod tests {
     fn fleet_of_one() -> Arc<Fleet> {
         let token = FleetToken::new("a-token-of-sixteen-letters").unwrap();
         let metrics = Metrics::default();
-        let fleet = Fleet::new(Calls::new(&token), metrics, Arc::default(), LEASE);
+        let fleet = Fleet::new(
+            Calls::new(&token),
+            metrics.clone(),
+            Arc::default(),
+            Queue::new(0, metrics),
+            LEASE,
+            Duration::ZERO,
+        );
         let registration = Registration {
             protocol: PROTOCOL_VERSION,
             worker: "a".parse().unwrap(),

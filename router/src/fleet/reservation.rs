@@ -21,8 +21,21 @@ pub struct Reservation {
     clock: Clock,
     booked: Booked,
     kv_tokens: u64,
-    expectation: Option<Expectation>,
+    expectations: Vec<Expectation>,
+    text: Option<Expectation>,
     stream: Option<Stream>,
+    /// Dropped last, when all the rest is given back.
+    _room: TellsOfRoom,
+}
+
+/// Who waits for room in the worker is to look when this is dropped.
+#[derive(Debug)]
+struct TellsOfRoom(Arc<Worker>);
+
+impl Drop for TellsOfRoom {
+    fn drop(&mut self) {
+        self.0.may_have_room();
+    }
 }
 
 /// The tokens of an answer as they came.
@@ -34,8 +47,8 @@ struct Stream {
 }
 
 impl Reservation {
-    /// Books one request: a prompt to compute, and the tokens of KV that it uses. The prompt's blocks, as far as they are
-    /// known, are expected at the worker from now on.
+    /// Books one request: a prompt to compute, and the tokens of KV that it uses. The prompt's blocks or its text, as far as
+    /// they are known, are expected at the worker from now on.
     pub fn new(
         worker: &Arc<Worker>,
         work: Work,
@@ -43,14 +56,18 @@ impl Reservation {
         prediction: &Prediction,
         clock: Clock,
     ) -> Self {
-        let blocks = prediction.blocks(worker);
+        let blocks = prediction.blocks(worker).iter();
+        let expected = blocks.filter_map(|blocks| worker.expected().expect(blocks));
+        let text = prediction.text();
         Self {
             booked: worker.books().book(work, kv_tokens, clock.now()),
             worker: Arc::clone(worker),
             clock,
             kv_tokens,
-            expectation: blocks.and_then(|blocks| worker.expected().expect(blocks)),
+            expectations: expected.collect(),
+            text: text.and_then(|text| worker.texts().expect(text)),
             stream: None,
+            _room: TellsOfRoom(Arc::clone(worker)),
         }
     }
 
@@ -62,15 +79,26 @@ impl Reservation {
     /// The prompt is computed; the request itself goes on.
     pub fn prefilled(&mut self) {
         self.booked.computed(self.clock.now());
-        if let Some(expectation) = &mut self.expectation {
+        for expectation in &mut self.expectations {
             expectation.computed(self.worker.is_exactly_known());
         }
+        if let Some(text) = &mut self.text {
+            // Events tell of blocks, never of texts.
+            text.computed(false);
+        }
+    }
+
+    /// Nothing follows here; the prompt's KV is held for another worker.
+    pub fn held(&mut self) {
+        self.booked.held();
+        self.worker.may_have_room();
     }
 
     /// The engine did not compute the prompt and never will.
     pub fn refused(&mut self) {
         self.booked.refused();
-        self.expectation = None;
+        self.expectations.clear();
+        self.text = None;
     }
 
     /// So many tokens of a streamed answer have come.

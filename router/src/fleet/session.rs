@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::Fleet;
 use super::worker::{Told, Worker, WorkerState};
 use crate::calls::{Calls, Resume};
-use crate::view::{Bounds, KnownRank, KvView, Resync};
+use crate::view::{Bounds, KnownRank, KvView, PIECE_TOKENS, Resync};
 
 /// Longest silence of a watch stream: three heartbeats.
 const SILENCE: Duration = Duration::from_secs(6);
@@ -125,6 +125,7 @@ impl Session {
             self.fleet.quarantined(&self.worker);
         }
         self.change(|told| told.load = load);
+        self.worker.may_have_room();
     }
 
     fn apply(&self, frame: WatchFrame, failures: &mut Failures) -> Result<(), Resync> {
@@ -163,6 +164,7 @@ impl Session {
         }
         if self.worker.incarnation() != hello.incarnation {
             self.worker.expected().forget();
+            self.worker.texts().forget();
             self.worker.books().forget_reports();
             self.worker.trust().forget();
             self.worker.forget_quarantine();
@@ -172,6 +174,7 @@ impl Session {
             self.fleet.tokenizers.meet(&self.worker, info);
             self.worker.view().bound(Bounds::of(info));
             self.worker.expected().bound(capacity(info));
+            self.worker.texts().bound(text_capacity(info));
         }
         if let Some(life) = &hello.incarnation {
             // Before its state is read, and with it the first request can come.
@@ -264,6 +267,12 @@ fn capacity(info: &WorkerInfo) -> Option<u64> {
     let of_rank = info.capacity.iter().map(|tier| tier.blocks);
     let sum = of_rank.fold(0, u64::saturating_add);
     (sum > 0).then(|| sum.saturating_mul(info.ranks.into()))
+}
+
+/// Pieces of texts that fit into them, roughly.
+fn text_capacity(info: &WorkerInfo) -> Option<u64> {
+    let tokens = capacity(info)?.saturating_mul(info.block_size?.into());
+    Some(tokens / PIECE_TOKENS)
 }
 
 fn strange(why: &str) -> Error {

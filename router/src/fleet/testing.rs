@@ -12,6 +12,8 @@ use http::Uri;
 
 use super::worker::Told;
 use super::{Snapshot, Worker, WorkerState, WorkerView};
+use crate::metrics::Metrics;
+use crate::queue::Queue;
 
 /// How long a worker without exact events is believed to hold what it computed.
 pub(crate) const TTL: Duration = Duration::from_secs(120);
@@ -19,7 +21,15 @@ pub(crate) const TTL: Duration = Duration::from_secs(120);
 /// A worker that is ready. It tells of no rank until [`hear`].
 pub(crate) fn worker(id: &str, index: &Arc<Index>, info: WorkerInfo) -> WorkerView {
     let address = Uri::from_static("http://127.0.0.1:1");
-    let worker = Worker::new(id.parse().unwrap(), address, Arc::clone(index), TTL);
+    let queue = Queue::new(0, Metrics::default());
+    let worker = Worker::new(
+        id.parse().unwrap(),
+        Epoch(1),
+        address,
+        Arc::clone(index),
+        queue,
+        TTL,
+    );
     let hello = Hello {
         protocol: PROTOCOL_VERSION,
         worker: worker.id().clone(),

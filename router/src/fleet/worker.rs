@@ -12,12 +12,13 @@ use baton_proto::compat::Compatibility;
 use baton_proto::load::{LoadReport, Stall};
 use baton_proto::watch::{Hello, SidecarState};
 use baton_proto::worker::{Role, Tier, WorkerInfo};
-use baton_proto::{Incarnation, WorkerId};
+use baton_proto::{Epoch, Incarnation, WorkerId};
 use http::Uri;
 use serde::Serialize;
 use tokio::sync::watch;
 
 use super::breaker::Breaker;
+use crate::queue::Queue;
 use crate::view::{Expected, KnownRank, KvView, Trust};
 
 /// What a worker can be used for.
@@ -101,6 +102,7 @@ impl Told {
 /// One worker. Shared by its session, the snapshots and the requests it serves.
 pub struct Worker {
     id: WorkerId,
+    epoch: Epoch,
     address: Uri,
     told: ArcSwap<Told>,
     breaker: Breaker,
@@ -109,19 +111,24 @@ pub struct Worker {
     quarantine_told: AtomicU64,
     view: Mutex<KvView>,
     expected: Arc<Expected>,
+    texts: Arc<Expected>,
     books: Arc<planner::Worker>,
     trust: Trust,
+    queue: Arc<Queue>,
 }
 
 impl Worker {
     pub(super) fn new(
         id: WorkerId,
+        epoch: Epoch,
         address: Uri,
         index: Arc<Index>,
+        queue: Arc<Queue>,
         approximate_ttl: Duration,
     ) -> Self {
         Self {
             id,
+            epoch,
             address,
             told: ArcSwap::default(),
             breaker: Breaker::default(),
@@ -129,14 +136,21 @@ impl Worker {
             quarantine_told: AtomicU64::new(0),
             view: Mutex::new(KvView::new(index)),
             expected: Expected::new(approximate_ttl),
+            texts: Expected::new(approximate_ttl),
             books: planner::Worker::new(),
             trust: Trust::default(),
+            queue,
         }
     }
 
     /// Its name.
     pub fn id(&self) -> &WorkerId {
         &self.id
+    }
+
+    /// Which life of its sidecar. Another one is another worker here.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
     }
 
     /// URL of a path on its sidecar.
@@ -200,6 +214,11 @@ impl Worker {
         &self.expected
     }
 
+    /// Pieces of texts that it should hold, of prompts whose tokens were not known.
+    pub fn texts(&self) -> &Arc<Expected> {
+        &self.texts
+    }
+
     /// The index says of each of its ranks what that holds.
     pub fn is_exactly_known(&self) -> bool {
         self.told().is_exactly_known()
@@ -208,6 +227,11 @@ impl Worker {
     /// What it has to do and how fast it is, as far as this router knows.
     pub fn books(&self) -> &Arc<planner::Worker> {
         &self.books
+    }
+
+    /// It may have room for somebody by now.
+    pub fn may_have_room(&self) {
+        self.queue.room_in(self.books.number());
     }
 
     /// Whether what is predicted of it comes true.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::explain::{lost_by, shown_cost};
 use super::{Chosen, Question};
 use crate::prefill::bypass;
+use crate::tokens::Known;
 
 /// Decisions that are kept.
 const KEPT: usize = 256;
@@ -31,6 +32,8 @@ pub struct Decision {
     at: f64,
     trace: String,
     request: Value,
+    /// By what of its prompt.
+    prompt_by: Known,
     chosen: Value,
     cost: Cost,
     others: Vec<Value>,
@@ -81,7 +84,8 @@ impl fmt::Display for Decision {
         } = self.cost;
         write!(
             f,
-            " first_token_s={:.4} waiting_s={waiting:.4} prefill_s={prefill:.4} transfer_s={transfer:.4} decode_s={decode:.4}",
+            " prompt_by={} first_token_s={:.4} waiting_s={waiting:.4} prefill_s={prefill:.4} transfer_s={transfer:.4} decode_s={decode:.4}",
+            self.prompt_by.word(),
             self.first_token(),
         )?;
         let next = self.others.first().map(|other| &other["lost_by"]);
@@ -116,6 +120,7 @@ impl Decisions {
             at,
             trace,
             request: bypass::shown(question.facts),
+            prompt_by: question.facts.known,
             chosen: question.shown_plan(chosen.candidate.plan),
             cost: chosen.cost,
             others: others.collect(),

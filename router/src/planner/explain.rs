@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use super::Planning;
 use super::question::{Question, Spare, may_serve};
 use crate::fleet::{WorkerState, WorkerView};
+use crate::placing::without_room;
 use crate::prefill::bypass;
 
 /// Most candidates that are shown, and most pairs whose obstacle is.
@@ -84,7 +85,7 @@ impl Question<'_> {
         }
         let limits = view.limits();
         let most = limits.context.into_iter().chain(limits.kv_tokens).min();
-        let short = most.filter(|most| self.facts.prompt_tokens > *most);
+        let short = most.filter(|most| self.facts.longest_prompt > *most);
         short.map(|most| format!("it can hold {most} tokens"))
     }
 }
@@ -110,6 +111,10 @@ pub fn explain(planning: &Planning, question: &Question<'_>) -> Value {
     json!({
         "request": bypass::shown(question.facts),
         "chosen": best.map(|best| question.shown(&best.candidate, None)),
+        "waits_for_room_in": best.map(|best| {
+            let full = without_room(question, best).into_iter();
+            full.map(|worker| json!(worker.id())).collect::<Vec<_>>()
+        }),
         "refused": chosen.as_ref().err().map(|error| &error.message),
         "candidates": candidates.collect::<Vec<_>>(),
         "candidates_count": all.len(),

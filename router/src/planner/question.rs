@@ -10,6 +10,7 @@ use super::{Chosen, Plan, Preset};
 use crate::args::Force;
 use crate::fleet::{Snapshot, WorkerView};
 use crate::prefill::bypass::Facts;
+use crate::queue::Ahead;
 use crate::view::Prediction;
 
 /// What earlier attempts of the same request have taught.
@@ -36,6 +37,8 @@ pub struct Question<'a> {
     pub lessons: &'a Lessons,
     /// What others want of the plan.
     pub wish: &'a Wish,
+    /// Who waits for room before it.
+    pub ahead: &'a Ahead,
 }
 
 /// What others want of a plan.
@@ -75,6 +78,7 @@ impl Question<'_> {
     pub(super) fn ask(&self) -> Ask {
         Ask {
             tokens: self.facts.prompt_tokens,
+            longest: self.facts.longest_prompt,
         }
     }
 
@@ -86,6 +90,7 @@ impl Question<'_> {
             limits: view.limits(),
             cached: self.prediction.cached(view.id()).planned(),
             place: view.place(),
+            ahead: self.ahead.of(view.worker.books().number()),
             guarded: view.role() == Role::Decode,
             penalty: match &self.wish.keep {
                 Some((kept, seconds)) if kept != view.id() => *seconds,
@@ -137,7 +142,7 @@ impl Question<'_> {
         let duty = |view: &WorkerView| Duty {
             prefill: splits && view.role().prefills(),
             decode: splits && view.role().decodes(),
-            local: !view.legs_only() && !(others && set_apart(view)),
+            local: !(view.legs_only() || others && set_apart(view)),
         };
         let duties = workers.iter();
         duties

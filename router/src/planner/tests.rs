@@ -14,6 +14,8 @@ use super::*;
 use crate::fleet::Admission;
 use crate::fleet::testing::{dead, hear, snapshot, worker};
 use crate::prefill::bypass::Facts;
+use crate::queue::Ahead;
+use crate::tokens::Known;
 use crate::view::tests::info;
 use crate::view::{Prediction, Prompt, predict};
 
@@ -27,7 +29,11 @@ fn facts() -> Facts {
         local: None,
         whole: false,
         prompt_tokens: TOKENS.into(),
+        longest_prompt: TOKENS.into(),
         prompt: Some(Prompt::new((0..TOKENS).collect(), "")),
+        text: None,
+        known: Known::Given,
+        because: None,
     }
 }
 
@@ -41,7 +47,7 @@ fn holder(index: &Arc<Index>, id: &str, blocks: usize, uncertain: bool) -> Worke
     let idle = worker(id, index, info(16));
     let fleet = snapshot([idle.clone()]);
     let prediction = predict(index, &fleet, None, facts().prompt.as_ref());
-    let named = prediction.blocks(&idle.worker).unwrap()[..blocks].iter();
+    let named = prediction.blocks(&idle.worker)[0][..blocks].iter();
     let broken = false;
     let part = WatchFrame::Snapshot {
         seq: 1,
@@ -60,6 +66,7 @@ struct Scene {
     prediction: Prediction,
     lessons: Lessons,
     wish: Wish,
+    ahead: Ahead,
 }
 
 impl Scene {
@@ -72,6 +79,7 @@ impl Scene {
             prediction,
             lessons: Lessons::default(),
             wish: Wish::default(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -82,6 +90,7 @@ impl Scene {
             prediction: &self.prediction,
             lessons: &self.lessons,
             wish: &self.wish,
+            ahead: &self.ahead,
         }
     }
 

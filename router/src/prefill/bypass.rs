@@ -11,8 +11,8 @@ use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use serde_json::Value;
 
-use crate::tokens::Tokenised;
-use crate::view::{Prompt, counted_token_ids};
+use crate::tokens::{Known, Tokenised};
+use crate::view::{BYTES_PER_TOKEN, Prompt, Text, counted_token_ids};
 
 /// What a plan needs to know of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,18 +25,24 @@ pub struct Facts {
     pub whole: bool,
     /// Its prompt's length in tokens, as well as it can be told without a tokenizer.
     pub prompt_tokens: u64,
+    /// That of the longest, if it has several.
+    pub longest_prompt: u64,
     /// Its prompt in tokens, if that is known.
     pub prompt: Option<Prompt>,
+    /// Its text, where no files make tokens of it.
+    pub text: Option<Text>,
+    /// What is known of its prompt.
+    pub known: Known,
+    /// Why no more is.
+    pub because: Option<&'static str>,
 }
-
-/// Bytes of JSON per token of text, roughly, for English.
-const BYTES_PER_TOKEN: u64 = 4;
 
 /// The facts of a request of whose prompt this is known.
 pub fn facts(request: &ClientRequest, tokenised: Tokenised) -> Facts {
     let object = request.object();
     let prompt = tokenised.prompt;
     let known = prompt.as_ref().map(Prompt::tokens);
+    let longest = prompt.as_ref().map(Prompt::longest);
     let by_bytes = || request.body().len() as u64 / BYTES_PER_TOKEN;
     let prompt_tokens = known
         .or_else(|| counted_token_ids(&object))
@@ -47,7 +53,11 @@ pub fn facts(request: &ClientRequest, tokenised: Tokenised) -> Facts {
         local: whole.or_else(|| needless(request.route(), &object)),
         whole: whole.is_some(),
         prompt_tokens: prompt_tokens.max(1),
+        longest_prompt: longest.unwrap_or(prompt_tokens).max(1),
         prompt,
+        text: tokenised.text,
+        known: tokenised.known,
+        because: tokenised.because,
     }
 }
 
@@ -147,6 +157,8 @@ pub fn shown(facts: &Facts) -> Value {
         "model": facts.model,
         "prompt_tokens_estimated": facts.prompt_tokens,
         "prompt_tokens_known": facts.prompt.is_some(),
+        "prompt_by": facts.known.word(),
+        "prompt_by_because": facts.because,
         "local_because": facts.local,
     })
 }
@@ -159,7 +171,7 @@ mod tests {
         let request = ClientRequest::new(route, body.to_owned().into()).unwrap();
         let tokenised = Tokenised {
             prompt: Prompt::given(&request),
-            local: None,
+            ..Tokenised::default()
         };
         facts(&request, tokenised)
     }

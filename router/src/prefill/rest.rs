@@ -136,7 +136,7 @@ impl Leg {
     fn done(&mut self) {
         if !std::mem::replace(&mut self.computed, true) {
             self.reservation.prefilled();
-            self.reservation.booked().held();
+            self.reservation.held();
             self.spent.computed();
             self.worker.served();
         }

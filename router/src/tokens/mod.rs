@@ -4,9 +4,12 @@
 //! its engine for the tokens of a few requests ([`parity`]): only files that give the very same ones are used, and now and
 //! then one of the clients' requests is compared as well. Engines that share files and version share all of this.
 //!
-//! Encoding runs on threads of its own, a few at a time; a request whose tokens cannot be known goes on without.
+//! Encoding runs on threads of its own, a few at a time. Where no files make a prompt's tokens, its engine is asked for them if
+//! that is worth it ([`asking`]); else its text has to do, and where there is none, its size ([`Known`]).
 
+mod asking;
 mod entry;
+mod known;
 mod parity;
 
 use std::collections::{HashMap, HashSet};
@@ -20,11 +23,15 @@ use baton_tokens::{Chat, Model, Unknown};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use self::asking::Asking;
 use self::entry::Entry;
 use crate::calls::Calls;
 use crate::fleet::{Snapshot, Worker, WorkerState, WorkerView};
 use crate::metrics::Metrics;
-use crate::view::Prompt;
+use crate::view::{BYTES_PER_TOKEN, Prompt, Text};
+
+pub use asking::ASKED;
+pub use known::{Known, Tokenised};
 
 /// Longest wait for a thread: beyond it a request goes on without tokens.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -69,30 +76,23 @@ impl Key {
     }
 }
 
-/// What became of a prompt.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Tokenised {
-    /// It, if its tokens are known.
-    pub prompt: Option<Prompt>,
-    /// Why it must not be split, if so: two engines may make different prompts of it.
-    pub local: Option<&'static str>,
-}
-
 /// All tokenizers of a fleet.
 pub struct Tokenizers {
     known: Mutex<HashMap<Key, Arc<Entry>>>,
     threads: Arc<Semaphore>,
+    asking: Arc<Asking>,
     calls: Calls,
     metrics: Metrics,
 }
 
 impl Tokenizers {
-    /// None is known yet.
-    pub fn new(calls: Calls, metrics: Metrics) -> Arc<Self> {
+    /// None is known yet. Engines are asked for tokens for as long as `wait`, if it is not 0.
+    pub fn new(calls: Calls, metrics: Metrics, wait: Duration) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(Self {
             known: Mutex::default(),
             threads: Arc::new(Semaphore::new(cores.div_ceil(2))),
+            asking: Asking::new(calls.clone(), metrics.clone(), wait),
             calls,
             metrics,
         })
@@ -126,58 +126,111 @@ impl Tokenizers {
         let infos = snapshot.workers.iter().filter_map(WorkerView::info);
         let used: HashSet<Key> = infos.filter_map(Key::of).collect();
         self.lock().retain(|key, _| used.contains(key));
+        self.asking.sweep(snapshot);
     }
 
-    /// The prompt of a request.
+    /// What is known of a request's prompt.
     pub async fn prompt(
         self: &Arc<Self>,
         request: &ClientRequest,
         model: Option<&str>,
         snapshot: &Snapshot,
     ) -> Tokenised {
-        if let Some(prompt) = Prompt::given(request) {
+        let tokenised = if let Some(prompt) = Prompt::given(request) {
             self.metrics.prompt("token_ids");
-            return Tokenised {
+            Tokenised {
                 prompt: Some(prompt),
-                local: None,
-            };
-        }
-        let Some((worker, entry)) = self.entry(model, snapshot) else {
-            self.metrics.prompt("no_tokenizer");
-            return Tokenised::default();
-        };
-        let Some(ready) = entry.ready() else {
-            self.metrics.prompt("no_tokenizer");
-            return Tokenised::default();
-        };
-        let tokens = match self.tokens(request, ready).await {
-            Ok(tokens) => tokens,
-            Err(why) => {
-                self.metrics.prompt(why.word());
-                return Tokenised {
-                    prompt: None,
-                    local: why.local(),
-                };
+                known: Known::Given,
+                ..Tokenised::default()
+            }
+        } else {
+            match self.by_files(request, model, snapshot).await {
+                Ok(tokens) => {
+                    self.metrics.prompt("tokenised");
+                    Tokenised::by_tokens(request, tokens, Known::Files)
+                }
+                Err(why) => {
+                    self.metrics.prompt(why.word());
+                    self.otherwise(request, model, snapshot, &why).await
+                }
             }
         };
-        self.metrics.prompt("tokenised");
-        if let Some(turn) = entry.sample() {
+        self.metrics.prompt_known(tokenised.known);
+        if let Some(because) = tokenised.because {
+            let by = tokenised.known.word();
+            tracing::debug!(by, because, "no files make tokens of a prompt");
+        }
+        tokenised
+    }
+
+    /// The tokens of a request's prompt by the model's files.
+    async fn by_files(
+        &self,
+        request: &ClientRequest,
+        model: Option<&str>,
+        snapshot: &Snapshot,
+    ) -> Result<Vec<Vec<u32>>, Why> {
+        let known = self.entry(model, snapshot);
+        let known = known.and_then(|(worker, entry)| Some((worker, entry.ready()?, entry)));
+        let (worker, ready, entry) = known.ok_or(Why::NoTokenizer)?;
+        let tokens = self.tokens(request, ready).await?;
+        // The engine tells the tokens of one prompt at a time.
+        let turn = match &tokens[..] {
+            [_] => entry.sample(),
+            _ => None,
+        };
+        if let Some(turn) = turn {
             let compare = parity::Sample {
                 calls: self.calls.clone(),
                 metrics: self.metrics.clone(),
                 worker,
                 body: request.body().clone(),
-                tokens: tokens.clone(),
+                tokens: tokens.concat(),
             };
             tokio::spawn(async move { entry.compare(compare, turn).await });
         }
+        Ok(tokens)
+    }
+
+    /// What is known of a prompt that no files make tokens of. Its text is remembered even if an engine tells its tokens: the
+    /// next turn may find nobody who does.
+    async fn otherwise(
+        &self,
+        request: &ClientRequest,
+        model: Option<&str>,
+        snapshot: &Snapshot,
+        why: &Why,
+    ) -> Tokenised {
+        let text = Text::of(request).filter(|_| why.has_text());
+        let tokens = match &text {
+            Some(_) if why.may_ask() => self.asking.tokens(request, model, snapshot).await,
+            _ => None,
+        };
+        let known = if text.is_some() {
+            Known::Text
+        } else {
+            Known::Size
+        };
+        let tokenised = match tokens {
+            Some(tokens) => Tokenised::by_tokens(request, vec![tokens], Known::Engine),
+            None => Tokenised {
+                known,
+                ..Tokenised::default()
+            },
+        };
         Tokenised {
-            prompt: Prompt::tokenised(request, tokens),
-            local: None,
+            text,
+            because: Some(why.word()),
+            local: why.local(),
+            ..tokenised
         }
     }
 
-    async fn tokens(&self, request: &ClientRequest, model: Arc<Model>) -> Result<Vec<u32>, Why> {
+    async fn tokens(
+        &self,
+        request: &ClientRequest,
+        model: Arc<Model>,
+    ) -> Result<Vec<Vec<u32>>, Why> {
         let threads = Arc::clone(&self.threads);
         let thread = tokio::time::timeout(PATIENCE, threads.acquire_owned());
         let Ok(Ok(thread)) = thread.await else {
@@ -224,25 +277,28 @@ impl Tokenizers {
         shown.collect()
     }
 
+    /// How engines answer that are asked for tokens, for operators.
+    pub fn asking_shown(&self) -> Value {
+        self.asking.shown()
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Entry>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The tokens of a request with one prompt.
-fn tokens_of(model: &Model, route: Route, body: &[u8]) -> Result<Vec<u32>, Unknown> {
+/// The tokens of a request's prompt, or of each of its prompts.
+fn tokens_of(model: &Model, route: Route, body: &[u8]) -> Result<Vec<Vec<u32>>, Unknown> {
     if route == Route::ChatCompletions {
-        return Ok(model.chat(&Chat::from(body))?.tokens);
+        return Ok(vec![model.chat(&Chat::from(body))?.tokens]);
     }
-    let mut prompts = model.completions(body)?;
-    match prompts.pop() {
-        Some(prompt) if prompts.is_empty() => Ok(prompt),
-        _ => Err(Unknown::Unsupported("a batch".to_owned())),
-    }
+    model.completions(body)
 }
 
 /// Why a request goes on without tokens.
 enum Why {
+    /// There are no files, or they are not trusted.
+    NoTokenizer,
     /// All threads are busy.
     Busy,
     /// The thread died.
@@ -253,6 +309,7 @@ enum Why {
 impl Why {
     fn word(&self) -> &'static str {
         match self {
+            Self::NoTokenizer => "no_tokenizer",
             Self::Busy => "busy",
             Self::Failed => "failed",
             Self::Unknown(Unknown::TooLong { .. }) => "too_long",
@@ -263,6 +320,20 @@ impl Why {
             Self::Unknown(Unknown::Refused(_) | Unknown::Body(_)) => "refused",
             Self::Unknown(_) => "unsupported",
         }
+    }
+
+    /// Whether an engine could tell the tokens. What the tokenizer here found too long, or no chat, would burden it for nothing,
+    /// and of what is not text alone it would tell a part.
+    fn may_ask(&self) -> bool {
+        !matches!(
+            self,
+            Self::Unknown(Unknown::TooLong { .. } | Unknown::Refused(_) | Unknown::Body(_))
+        )
+    }
+
+    /// Whether prompts whose texts begin alike do so themselves: images are named by what they are, not by what they show.
+    fn has_text(&self) -> bool {
+        !matches!(self, Self::Unknown(Unknown::Multimodal(_)))
     }
 
     /// Two engines may make different prompts of it, and the longer one ends the second (vLLM 0.32.0).

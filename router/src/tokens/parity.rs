@@ -1,6 +1,7 @@
 //! Whether a tokenizer makes the very tokens that the engine makes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_proto::ErrorKind;
 use baton_tokens::{Chat, Model, Unknown};
@@ -10,6 +11,9 @@ use serde_json::{Value, json};
 use crate::calls::Calls;
 use crate::fleet::Worker;
 use crate::metrics::Metrics;
+
+/// Longest time for an engine to tell tokens that nobody waits for.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// What a comparison came to.
 #[derive(Debug, PartialEq, Eq)]
@@ -105,7 +109,7 @@ pub(super) fn tried(model: &Model, model_name: &str) -> Vec<Tried> {
 pub(super) async fn compare(calls: &Calls, worker: &Worker, tried: Vec<Tried>) -> Parity {
     let mut compared = 0;
     for (body, ours) in tried {
-        match calls.tokenize(worker, body.clone()).await {
+        match calls.tokenize(worker, body.clone(), LONGEST).await {
             Ok(theirs) if theirs == ours => compared += 1,
             Ok(theirs) => {
                 let of = String::from_utf8_lossy(&body);
@@ -134,7 +138,11 @@ pub(super) struct Sample {
 impl Sample {
     /// What the engine says.
     pub(super) async fn ask(&self) -> Parity {
-        match self.calls.tokenize(&self.worker, self.body.clone()).await {
+        match self
+            .calls
+            .tokenize(&self.worker, self.body.clone(), LONGEST)
+            .await
+        {
             Ok(theirs) if theirs == self.tokens => Parity::Equal,
             Ok(theirs) => {
                 Parity::Different(difference(&self.tokens, &theirs, "a client's request"))

@@ -1,97 +1,15 @@
 //! How much of a prompt each worker has in its cache, as far as that can be known before it is asked.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use baton_index::{Found, Index, Target};
 use baton_proto::WorkerId;
-use serde_json::{Value, json};
 
+use super::cached::{Basis, Cached};
 use super::prompt::{Naming, Prompt};
+use super::text::{PIECE_TOKENS, Text};
 use crate::fleet::{Snapshot, Worker, WorkerView};
-
-/// What a prediction rests on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Basis {
-    /// An exact view: this is what the engine will find.
-    Exact,
-    /// A view that is a part of what the engine holds, or was true once; or an engine that will choose among ranks.
-    Uncertain,
-    /// An exact view, and beyond it requests that were sent there a moment ago.
-    Expected,
-    /// Requests that were served there lately.
-    Approximate,
-    /// Nothing.
-    #[default]
-    Unknown,
-}
-
-impl Basis {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Uncertain => "uncertain",
-            Self::Expected => "expected",
-            Self::Approximate => "approximate",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
-/// Prompt tokens that a worker need not compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Cached {
-    /// Tokens that are there.
-    pub known: u64,
-    /// Of these, how many are below the device's memory.
-    pub lower: u64,
-    /// Further tokens that may be there.
-    pub likely: u64,
-    /// What this rests on.
-    pub basis: Basis,
-}
-
-impl Cached {
-    /// As plans need it.
-    pub fn planned(&self) -> baton_planner::Cached {
-        let (expected, likely) = match self.basis {
-            Basis::Expected => (self.likely, 0),
-            _ => (0, self.likely),
-        };
-        baton_planner::Cached {
-            known: self.known,
-            lower: self.lower,
-            expected,
-            likely,
-        }
-    }
-
-    /// In JSON.
-    pub fn shown(&self) -> Value {
-        json!({"tokens": self.known, "likely_tokens": self.likely, "basis": self.basis.word()})
-    }
-}
-
-/// Behind a plan's words; nothing if nothing is known.
-impl fmt::Display for Cached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            known,
-            likely,
-            basis,
-            ..
-        } = self;
-        match basis {
-            Basis::Unknown => Ok(()),
-            _ => write!(
-                f,
-                " cached_tokens={known} likely_tokens={likely} basis={}",
-                basis.word()
-            ),
-        }
-    }
-}
 
 /// What is foretold of a request at one worker, to be compared with what its engine reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,12 +26,16 @@ pub struct Foretold {
     pub unwatched: bool,
 }
 
+/// Names of the blocks of each prompt.
+type Named = Arc<[Arc<[u64]>]>;
+
 /// One worker's part of a prediction.
 #[derive(Debug, Clone)]
 struct Forecast {
-    foretold: Foretold,
-    /// The prompt's blocks, as this worker names them.
-    blocks: Arc<[u64]>,
+    cached: Cached,
+    /// If the prompt's tokens are known: what can be compared, and its blocks as this worker names them, for each of several
+    /// prompts by themselves.
+    by_tokens: Option<(Foretold, Named)>,
 }
 
 impl Foretold {
@@ -124,25 +46,32 @@ impl Foretold {
     }
 }
 
-/// How much of one prompt each worker has, in the order of their ids.
+/// How much of one prompt each worker has.
 #[derive(Debug, Clone, Default)]
-pub struct Prediction(Vec<(WorkerId, Forecast)>);
+pub struct Prediction {
+    /// In the order of their ids.
+    workers: Vec<(WorkerId, Forecast)>,
+    /// Pieces of the request's text that whoever computes it will have.
+    text: Option<Arc<[u64]>>,
+}
 
 impl Prediction {
     /// What a worker has; nothing if that is not known.
     pub fn cached(&self, worker: &WorkerId) -> Cached {
         self.forecast(worker)
-            .map_or_else(Cached::default, |forecast| forecast.foretold.cached)
+            .map_or_else(Cached::default, |forecast| forecast.cached)
     }
 
     fn forecast(&self, worker: &WorkerId) -> Option<&Forecast> {
-        let at = self.0.binary_search_by(|(id, _)| id.cmp(worker)).ok()?;
-        Some(&self.0[at].1)
+        let by_id = |(id, _): &(WorkerId, Forecast)| id.cmp(worker);
+        let at = self.workers.binary_search_by(by_id).ok()?;
+        Some(&self.workers[at].1)
     }
 
     /// What is foretold of the request at a worker, if anything is.
     pub fn foretold(&self, worker: &WorkerId) -> Option<Foretold> {
-        self.forecast(worker).map(|forecast| forecast.foretold)
+        let by_tokens = self.forecast(worker)?.by_tokens.as_ref();
+        by_tokens.map(|(foretold, _)| *foretold)
     }
 
     /// What the engine must report, if that can be told.
@@ -150,15 +79,36 @@ impl Prediction {
         self.foretold(worker)?.exact()
     }
 
-    /// The prompt's blocks, as this worker names them.
-    pub fn blocks(&self, worker: &Worker) -> Option<&Arc<[u64]>> {
-        self.forecast(worker.id()).map(|forecast| &forecast.blocks)
+    /// The blocks of the prompt, or of each prompt, as this worker names them.
+    pub fn blocks(&self, worker: &Worker) -> &[Arc<[u64]>] {
+        let forecast = self.forecast(worker.id());
+        let by_tokens = forecast.and_then(|forecast| forecast.by_tokens.as_ref());
+        by_tokens.map_or(&[], |(_, blocks)| blocks)
+    }
+
+    /// Pieces of the request's text that whoever computes it will have, where texts are what is compared.
+    pub fn text(&self) -> Option<&Arc<[u64]>> {
+        self.text.as_ref()
+    }
+
+    /// Whoever computes the request will have this text.
+    #[must_use]
+    pub fn noting(mut self, text: Option<&Text>) -> Self {
+        self.text = text.map(|text| Arc::clone(text.pieces()));
+        self
     }
 }
 
-/// A prompt's blocks under one naming, and who holds how many of them.
-struct Chain {
+/// All prompts of a request under one naming.
+struct Chains {
     naming: Naming,
+    blocks: Named,
+    each: Vec<Chain>,
+}
+
+/// A prompt's blocks, and who holds how many of them.
+struct Chain {
+    block_size: u64,
     blocks: Arc<[u64]>,
     usable: u64,
     held: HashMap<Target, Blocks>,
@@ -183,7 +133,7 @@ pub fn predict(
         return Prediction::default();
     };
     // A fleet has few models and block sizes: each chain is hashed and looked up once.
-    let mut chains: Vec<Chain> = Vec::new();
+    let mut chains: Vec<Chains> = Vec::new();
     let mut found = Found::new();
     let mut forecasts = Vec::with_capacity(snapshot.workers.len());
     for worker in &snapshot.workers {
@@ -192,23 +142,58 @@ pub fn predict(
         };
         let known = chains.iter().position(|chain| chain.naming == naming);
         let at = known.unwrap_or_else(|| {
-            chains.push(Chain::new(index, &mut found, prompt, naming));
+            chains.push(Chains::new(index, &mut found, prompt, naming));
             chains.len() - 1
         });
         let chain = &chains[at];
+        let cached = chain.cached(worker);
+        let foretold = Foretold {
+            tokens: prompt.tokens(),
+            cached,
+            block_size: naming.block_size,
+            comparable: prompt.is_single(),
+            unwatched: worker.known_ranks().is_empty(),
+        };
         let forecast = Forecast {
-            foretold: Foretold {
-                tokens: prompt.tokens(),
-                cached: chain.cached(worker),
-                block_size: naming.block_size,
-                comparable: prompt.is_single(),
-                unwatched: worker.known_ranks().is_empty(),
-            },
-            blocks: Arc::clone(&chain.blocks),
+            cached,
+            by_tokens: Some((foretold, Arc::clone(&chain.blocks))),
         };
         forecasts.push((worker.id().clone(), forecast));
     }
-    Prediction(forecasts)
+    Prediction {
+        workers: forecasts,
+        text: None,
+    }
+}
+
+/// How much of a prompt of roughly so many tokens each worker may have, by the text that it is made of: what begins alike was
+/// computed there lately. Nothing of that is known, and nothing is compared with what the engine reports.
+pub fn predict_by_text(
+    snapshot: &Snapshot,
+    model: Option<&str>,
+    text: &Text,
+    tokens: u64,
+) -> Prediction {
+    let forecast = |view: &WorkerView| {
+        let serves = model.is_none_or(|model| view.serves(model));
+        let trusted = serves && !view.worker.is_quarantined();
+        let pieces = trusted.then(|| view.worker.texts().matching(text.pieces()))?;
+        let likely = (pieces * PIECE_TOKENS).min(tokens.saturating_sub(1));
+        let cached = Cached {
+            likely,
+            basis: Basis::Approximate,
+            ..Cached::default()
+        };
+        let forecast = Forecast {
+            cached,
+            by_tokens: None,
+        };
+        (likely > 0).then(|| (view.id().clone(), forecast))
+    };
+    Prediction {
+        workers: snapshot.workers.iter().filter_map(forecast).collect(),
+        text: None,
+    }
 }
 
 /// How a worker will name the prompt's blocks. In a quarantine it does so in a way that nobody else knows.
@@ -220,9 +205,41 @@ fn naming(worker: &WorkerView, model: Option<&str>, prompt: &Prompt) -> Option<N
     prompt.naming(model, worker.info()?)
 }
 
-impl Chain {
+impl Chains {
     fn new(index: &Index, found: &mut Found, prompt: &Prompt, naming: Naming) -> Self {
-        let blocks: Arc<[u64]> = prompt.blocks(naming).into();
+        let chains = prompt.blocks(naming).map(|(blocks, usable)| {
+            let block_size = naming.block_size.into();
+            Chain::new(index, found, blocks.into(), usable, block_size)
+        });
+        let each: Vec<Chain> = chains.collect();
+        Self {
+            naming,
+            blocks: each.iter().map(|chain| Arc::clone(&chain.blocks)).collect(),
+            each,
+        }
+    }
+
+    /// What a worker has of all of them together. What is shared among them counts for each.
+    fn cached(&self, worker: &WorkerView) -> Cached {
+        let each = self.each.iter().map(|chain| chain.cached(worker));
+        let sum = |sum: Cached, more: Cached| Cached {
+            known: sum.known + more.known,
+            lower: sum.lower + more.lower,
+            likely: sum.likely + more.likely,
+            basis: sum.basis.less_sure(more.basis),
+        };
+        each.reduce(sum).unwrap_or_default()
+    }
+}
+
+impl Chain {
+    fn new(
+        index: &Index,
+        found: &mut Found,
+        blocks: Arc<[u64]>,
+        usable: u64,
+        block_size: u64,
+    ) -> Self {
         index.find(&blocks, found);
         let held = found.matches().iter();
         let held = held.map(|held| {
@@ -231,15 +248,15 @@ impl Chain {
             (held.target, Blocks { all, lower })
         });
         Self {
-            naming,
-            usable: prompt.usable(naming),
+            block_size,
+            usable,
             held: held.collect(),
             blocks,
         }
     }
 
     fn cached(&self, worker: &WorkerView) -> Cached {
-        let tokens = |blocks: u64| blocks.min(self.usable) * u64::from(self.naming.block_size);
+        let tokens = |blocks: u64| blocks.min(self.usable) * self.block_size;
         let expected = tokens(worker.worker.expected().matching(&self.blocks));
         let ranks = worker.known_ranks();
         if ranks.is_empty() {

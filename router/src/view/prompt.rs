@@ -12,10 +12,13 @@ const MOST_TOKENS: usize = 4 << 20;
 /// Keys with which an engine computes another prompt than the token ids that are given.
 const OTHER_PROMPT: [&str; 3] = ["truncate_prompt_tokens", "prompt_embeds", "suffix"];
 
-/// A prompt whose tokens are known.
+/// Most prompts of a request that are looked at one by one.
+const MOST_PROMPTS: usize = 128;
+
+/// The prompt of a request, or all of its prompts, of which the tokens are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    tokens: Vec<u32>,
+    sequences: Vec<Vec<u32>>,
     salt: String,
     /// What the engine reports of its cache is about one sequence.
     single: bool,
@@ -33,52 +36,58 @@ impl Prompt {
     /// A prompt of these tokens, under this `cache_salt`.
     pub fn new(tokens: Vec<u32>, salt: impl Into<String>) -> Self {
         Self {
-            tokens,
+            sequences: vec![tokens],
             salt: salt.into(),
             single: true,
         }
     }
 
-    /// The prompt of a request that gives it as token ids.
+    /// The prompts of a request that gives them as token ids.
     pub fn given(request: &ClientRequest) -> Option<Self> {
         if request.route() != Route::Completions {
             return None;
         }
-        let tokens = token_ids(request.object().get_set("prompt")?)?;
-        Self::tokenised(request, tokens)
+        let sequences = token_ids(request.object().get_set("prompt")?)?;
+        Self::tokenised(request, sequences)
     }
 
-    /// The prompt of a request of which these tokens are made. `None` if the engine would not look into its cache for it:
-    /// logprobs of a prompt have all of it computed (vLLM 0.32.0, `skip_reading_prefix_cache`).
-    pub fn tokenised(request: &ClientRequest, tokens: Vec<u32>) -> Option<Self> {
+    /// The prompts of a request of which these tokens are made. `None` if the engine would not look into its cache for it.
+    pub fn tokenised(request: &ClientRequest, sequences: Vec<Vec<u32>>) -> Option<Self> {
         let object = request.object();
-        let is_on = |key: &str| {
-            object
-                .get_set(key)
-                .is_some_and(|raw| !matches!(raw, "false" | "0"))
-        };
-        let echoed = is_on("echo") && object.get_set("logprobs").is_some();
-        let another = OTHER_PROMPT.iter().any(|key| object.get_set(key).is_some());
-        if another || echoed || object.get_set("prompt_logprobs").is_some() {
+        if !may_be_cached(&object) {
             return None;
         }
         let salt = match object.get_set("cache_salt") {
             None => String::new(),
             Some(_) => object.get_as("cache_salt")?,
         };
-        let is_one =
-            |key: &str| !is_on(key) || object.get_as::<u64>(key).is_some_and(|count| count == 1);
-        let single = is_one("n") && is_one("best_of") && is_one("use_beam_search");
-        let sane = (1..=MOST_TOKENS).contains(&tokens.len());
-        sane.then(|| Self {
+        let is_one = |key: &str| {
+            !is_on(&object, key) || object.get_as::<u64>(key).is_some_and(|count| count == 1)
+        };
+        let single =
+            sequences.len() == 1 && is_one("n") && is_one("best_of") && is_one("use_beam_search");
+        let sane = (1..=MOST_PROMPTS).contains(&sequences.len())
+            && sequences.iter().all(|tokens| !tokens.is_empty())
+            && sequences.iter().map(Vec::len).sum::<usize>() <= MOST_TOKENS;
+        sane.then_some(Self {
+            sequences,
+            salt,
             single,
-            ..Self::new(tokens, salt)
         })
     }
 
-    /// Its length in tokens.
+    /// Its length in tokens, or that of all prompts together.
     pub fn tokens(&self) -> u64 {
-        self.tokens.len() as u64
+        self.sequences
+            .iter()
+            .map(|tokens| tokens.len() as u64)
+            .sum()
+    }
+
+    /// The length of the longest of them.
+    pub fn longest(&self) -> u64 {
+        let lengths = self.sequences.iter().map(|tokens| tokens.len() as u64);
+        lengths.max().unwrap_or(0)
     }
 
     /// Whether what the engine reports of its cache can be compared with what was predicted.
@@ -104,31 +113,43 @@ impl Prompt {
         })
     }
 
-    /// The names of its full blocks, in order.
-    pub(super) fn blocks(&self, naming: Naming) -> Vec<u64> {
+    /// For each prompt the names of its full blocks, in order, and how many of them a cache can save: the last token is
+    /// computed even if all of them are there.
+    pub(super) fn blocks(&self, naming: Naming) -> impl Iterator<Item = (Vec<u64>, u64)> {
         let size = usize::try_from(naming.block_size).unwrap_or(usize::MAX);
-        let hashes = sequence_hashes(naming.root, &self.tokens, size);
-        hashes.into_iter().map(|hash| hash.0).collect()
-    }
-
-    /// How many blocks a cache can save: the last token is computed even if all of them are there.
-    pub(super) fn usable(&self, naming: Naming) -> u64 {
-        self.tokens().saturating_sub(1) / u64::from(naming.block_size)
+        self.sequences.iter().map(move |tokens| {
+            let hashes = sequence_hashes(naming.root, tokens, size);
+            let usable = (tokens.len() as u64).saturating_sub(1) / u64::from(naming.block_size);
+            (hashes.into_iter().map(|hash| hash.0).collect(), usable)
+        })
     }
 }
 
-/// A list of token ids, or a list of one such list.
-fn token_ids(raw: &str) -> Option<Vec<u32>> {
+fn is_on(object: &RawObject<'_>, key: &str) -> bool {
+    let raw = object.get_set(key);
+    raw.is_some_and(|raw| !matches!(raw, "false" | "0"))
+}
+
+/// Whether the engine computes the prompt that is given, and looks into its cache for it: logprobs of a prompt have all of it
+/// computed (vLLM 0.32.0, `skip_reading_prefix_cache`).
+pub(super) fn may_be_cached(object: &RawObject<'_>) -> bool {
+    let echoed = is_on(object, "echo") && object.get_set("logprobs").is_some();
+    let another = OTHER_PROMPT.iter().any(|key| object.get_set(key).is_some());
+    !another && !echoed && object.get_set("prompt_logprobs").is_none()
+}
+
+/// A list of token ids, or a list of such lists.
+fn token_ids(raw: &str) -> Option<Vec<Vec<u32>>> {
     let inner = raw.strip_prefix('[')?.trim_start();
-    let tokens: Vec<u32> = match inner.as_bytes().first()? {
-        b'0'..=b'9' => serde_json::from_str(raw).ok()?,
-        b'[' => {
-            let [one]: [Vec<u32>; 1] = serde_json::from_str(raw).ok()?;
-            one
-        }
-        _ => return None,
-    };
-    Some(tokens)
+    // Lists cost memory before it is known how many there are.
+    if raw.bytes().filter(|byte| *byte == b'[').count() > MOST_PROMPTS + 1 {
+        return None;
+    }
+    match inner.as_bytes().first()? {
+        b'0'..=b'9' => Some(vec![serde_json::from_str(raw).ok()?]),
+        b'[' => serde_json::from_str(raw).ok(),
+        _ => None,
+    }
 }
 
 /// Length of a prompt that is given as token ids, though perhaps not as valid ones.
@@ -152,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn token_ids_are_a_prompt_and_texts_and_batches_are_none() {
+    fn token_ids_are_prompts_and_texts_are_none() {
         let three = Some(Prompt::new(vec![1, 2, 70_000], ""));
         assert_eq!(given(r#"{"prompt":[1, 2,70000]}"#), three);
         assert_eq!(given(r#"{"prompt":[ [1,2,70000] ],"n":1}"#), three);
@@ -161,7 +182,9 @@ mod tests {
         for body in [
             r#"{"prompt":"hello"}"#,
             r#"{"prompt":[]}"#,
-            r#"{"prompt":[[1],[2]]}"#,
+            r#"{"prompt":[[1],[]]}"#,
+            r#"{"prompt":[[1],[[2]]]}"#,
+            r#"{"prompt":[[1],"a"]}"#,
             r#"{"prompt":["a"]}"#,
             r#"{"prompt":[1,-2]}"#,
             r#"{"prompt":[1,4294967296]}"#,
@@ -174,6 +197,21 @@ mod tests {
         ] {
             assert_eq!(given(body), None, "{body}");
         }
+    }
+
+    #[test]
+    fn a_batch_is_several_prompts_and_not_too_many() {
+        let batch = given(r#"{"prompt":[[1,2,3],[4]]}"#).unwrap();
+        assert_eq!((batch.tokens(), batch.longest()), (4, 3));
+        assert!(!batch.is_single());
+        let of = |count: usize| format!(r#"{{"prompt":[{}]}}"#, vec!["[7]"; count].join(","));
+        assert!(given(&of(MOST_PROMPTS)).is_some());
+        assert_eq!(given(&of(MOST_PROMPTS + 1)), None);
+        let naming = batch.naming(None, &info(1)).unwrap();
+        let (of_first, usable) = batch.blocks(naming).next().unwrap();
+        assert_eq!((of_first.len(), usable), (3, 2));
+        let alone = Prompt::new(vec![4], "");
+        assert_eq!(batch.blocks(naming).last(), alone.blocks(naming).next());
     }
 
     #[test]
@@ -196,7 +234,7 @@ mod tests {
     fn blocks_are_named_as_the_protocol_has_it() {
         let prompt = Prompt::new((0..64).collect(), "");
         let naming = prompt.naming(Some("tiny"), &info(32)).unwrap();
-        let got = prompt.blocks(naming);
+        let (got, _) = prompt.blocks(naming).next().unwrap();
         let vectors = include_str!("../../../proto/vectors/sequence_hashes.txt");
         let vectors: Vec<u64> = vectors
             .lines()
@@ -211,7 +249,8 @@ mod tests {
         assert_eq!(adapted.root.0, vectors[4]);
         let tokens: Vec<u32> = (0..64).collect();
         let by_hand = sequence_hashes(adapted.root, &tokens, 32);
-        assert_eq!(prompt.blocks(adapted), [by_hand[0].0, by_hand[1].0]);
+        let (got, _) = prompt.blocks(adapted).next().unwrap();
+        assert_eq!(got, [by_hand[0].0, by_hand[1].0]);
     }
 
     #[test]
@@ -229,7 +268,8 @@ mod tests {
         let usable = |tokens: usize| {
             let prompt = Prompt::new(vec![1; tokens], "");
             let naming = prompt.naming(None, &info(16)).unwrap();
-            (prompt.blocks(naming).len(), prompt.usable(naming))
+            let (blocks, usable) = prompt.blocks(naming).next().unwrap();
+            (blocks.len(), usable)
         };
         assert_eq!(usable(1), (0, 0));
         assert_eq!(usable(16), (1, 0));

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::prediction::{Basis, Foretold};
+use super::cached::Basis;
+use super::prediction::Foretold;
 
 /// Weight of the latest request.
 const LATEST: f64 = 1.0 / 16.0;

@@ -311,7 +311,7 @@ async fn what_an_unread_prefill_may_hold_is_given_back_once_its_engine_has_answe
     leg.asked(Some(unread()));
     tokio::time::advance(Duration::from_secs(1)).await;
     drop(leg);
-    ledger.adopt_unread(&id("of a former life"), unread());
+    ledger.adopt_unread(&id("former"), unread());
     ledger.engine_answered(asked_before);
     tokio::time::advance(Duration::from_secs(5)).await;
     assert_eq!(

@@ -148,14 +148,14 @@ impl Holdings {
         }
     }
 
-    /// Puts a block that has one name, which is new like the block itself, into a tier, as nearly all are: what [`Self::find`]
-    /// and [`Self::put`] would do then. False, and nothing done, if it may be anything else.
+    /// Puts a block that no tier holds into one under a name that is new, too, as nearly all are: what [`Self::find`] and
+    /// [`Self::put`] would do then. False, and nothing done, if the name may be known, or if it is not that simple.
     pub fn put_new(&mut self, hash: EngineHash, sequence: SequenceHash, tier: Tier) -> bool {
+        debug_assert!(!self.sequences.contains_key(&sequence));
         // Nearly always these maps are empty, or small.
         let known = self.placed.contains_key(&hash)
             || self.outside.contains_key(&hash)
-            || self.faded.contains_key(&hash)
-            || self.sequences.contains_key(&sequence);
+            || self.faded.contains_key(&hash);
         if tier != Tier::Device || known || !self.plain.insert(hash, sequence) {
             return false;
         }
@@ -163,18 +163,21 @@ impl Holdings {
         true
     }
 
-    /// One more copy of a block in a tier. One that is there already is counted again if `copies` do count.
+    /// One more copy of a block in a tier. `held` says whether any tier holds the block, under whatever name. One that is there
+    /// under this name already is counted again if `copies` do count.
     pub fn put(
         &mut self,
         hash: EngineHash,
         sequence: SequenceHash,
+        held: bool,
         tier: Tier,
         copies: bool,
     ) -> Put {
         let Some(slot) = slot(tier) else {
             return Put::Unseen;
         };
-        if self.put_plain(hash, sequence, slot) {
+        debug_assert!(held || !self.sequences.contains_key(&sequence));
+        if !held && self.put_plain(hash, sequence, slot) {
             return self.see(sequence, slot);
         }
         if slot == DEVICE && !copies && self.plain.sequence(hash).is_some() {
@@ -189,7 +192,11 @@ impl Holdings {
         if !placed.copies.add(slot, copies) {
             return Put::Again;
         }
-        if let Some(other) = self.plain.name(sequence) {
+        // One that is held and has no counters is plain under another name.
+        if held
+            && !self.sequences.contains_key(&sequence)
+            && let Some(other) = self.plain.name(sequence)
+        {
             self.complicate(other);
         }
         if !self.sequences.entry(sequence).or_default().add(slot, true) {
@@ -198,14 +205,11 @@ impl Holdings {
         self.see(sequence, slot)
     }
 
-    /// Whether a block is plain that was not there.
+    /// Whether a block that no tier holds could be made plain.
     fn put_plain(&mut self, hash: EngineHash, sequence: SequenceHash, slot: usize) -> bool {
         // Nearly always these maps are empty, or small.
-        let counted = self.placed.contains_key(&hash) || self.sequences.contains_key(&sequence);
-        if slot != DEVICE || counted || self.faded.contains_key(&hash) {
-            return false;
-        }
-        self.plain.insert(hash, sequence)
+        let known = self.placed.contains_key(&hash) || self.faded.contains_key(&hash);
+        slot == DEVICE && !known && self.plain.insert(hash, sequence)
     }
 
     /// Gives a name that is plain, and its block, counters.

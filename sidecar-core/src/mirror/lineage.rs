@@ -1,4 +1,4 @@
-//! Whether the blocks before each block of a view are in it, too.
+//! Which blocks are in a view, and whether those before each of them are, too.
 //!
 //! Whoever looks for the longest prefix that a rank holds may skip blocks if they are, and must look at each if not. They
 //! are as a rule: engines evict the end of a sequence first. After a loss they are not until they have been told anew.
@@ -38,21 +38,26 @@ pub(super) struct Lineage {
 }
 
 impl Lineage {
+    /// Whether a tier holds this block.
+    pub(super) fn has(&self, block: SequenceHash) -> bool {
+        self.links.contains_key(&block)
+    }
+
     /// A tier holds a block that it did not hold.
     pub(super) fn enter(&mut self, block: SequenceHash, slot: usize, parent: Parent) {
         let bit = 1 << slot;
-        if let Some(link) = self.links.get_mut(&block) {
-            link.tiers |= bit;
-            return;
+        match self.links.entry(block) {
+            Entry::Occupied(mut held) => return held.get_mut().tiers |= bit,
+            Entry::Vacant(new) => {
+                let children = self.missing.remove(&block).unwrap_or_default();
+                self.orphans -= u64::from(children);
+                new.insert(Link {
+                    parent,
+                    tiers: bit,
+                    children,
+                });
+            }
         }
-        let children = self.missing.remove(&block).unwrap_or_default();
-        self.orphans -= u64::from(children);
-        let link = Link {
-            parent,
-            tiers: bit,
-            children,
-        };
-        self.links.insert(block, link);
         match parent {
             Parent::Root => {}
             Parent::Untold => self.orphans += 1,

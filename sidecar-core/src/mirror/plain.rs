@@ -1,16 +1,14 @@
 //! Names and blocks that belong to each other and to nothing else.
 //!
 //! Nearly every block has one name. Both are written down side by side, where the name says: a cache line for every four
-//! pairs, and the next line if that one is full. Whether a block has another name already is asked of its fingerprint
-//! ([`Fingerprints`]): that says *no* for nearly all blocks, and costs less than a second table in which blocks are found.
-//! When it says *perhaps*, that table is made, and kept for as long as it is asked.
+//! pairs, and the next line if that one is full. Which name a block has is hardly ever asked; a table for that is made
+//! when it is, and kept for as long as it is asked.
 
 use baton_proto::hash::SequenceHash;
 use hashbrown::HashMap;
 use prefetch_index::prefetch_index;
 
 use super::event::EngineHash;
-use super::fingerprints::Fingerprints;
 use super::salt::{Salt, bucket_of};
 
 /// Pairs of a bucket: what fits into a cache line.
@@ -30,9 +28,6 @@ const FEW: usize = 15;
 const FULL: usize = 72;
 const RELAXED: usize = 50;
 const SPARSE: usize = 25;
-
-/// Buckets that have a bucket of fingerprints: those are looked at one by one, and so hardly ever full.
-const SHARE: usize = 3;
 
 /// A name and the block that it leads to.
 type Pair = (EngineHash, SequenceHash);
@@ -98,10 +93,8 @@ pub(super) struct Plain {
     states: Box<[State]>,
     homes: usize,
     pairs: usize,
-    /// Of the blocks of all pairs.
-    fingerprints: Fingerprints,
     names: Option<Names>,
-    salts: [Salt; 2],
+    salt: Salt,
 }
 
 /// Names by block.
@@ -114,12 +107,12 @@ struct Names {
 
 impl Default for Plain {
     fn default() -> Self {
-        Self::new(0, [Salt::new(), Salt::new()])
+        Self::new(0, Salt::new())
     }
 }
 
 impl Plain {
-    fn new(homes: usize, salts: [Salt; 2]) -> Self {
+    fn new(homes: usize, salt: Salt) -> Self {
         // A small table need not end in many that nothing is in.
         let further = if homes == 0 { 0 } else { homes + FEW };
         let buckets = homes + further.min(FURTHEST);
@@ -128,15 +121,14 @@ impl Plain {
             states: vec![State::default(); buckets].into(),
             homes,
             pairs: 0,
-            fingerprints: Fingerprints::new(homes.div_ceil(SHARE), salts[1]),
             names: None,
-            salts,
+            salt,
         }
     }
 
     #[inline]
     fn home(&self, name: u64) -> usize {
-        bucket_of(self.salts[0].spread(name), self.homes)
+        bucket_of(self.salt.spread(name), self.homes)
     }
 
     /// Has what a look at a name needs fetched, without waiting for it.
@@ -217,17 +209,9 @@ impl Plain {
         ))
     }
 
-    /// The name of a block.
-    #[inline]
-    pub(super) fn name(&mut self, block: SequenceHash) -> Option<EngineHash> {
-        if !self.fingerprints.may_have(block.0) {
-            return None;
-        }
-        self.name_exactly(block)
-    }
-
+    /// The name of a block. To be asked only where there is reason to believe that it has one.
     #[cold]
-    fn name_exactly(&mut self, block: SequenceHash) -> Option<EngineHash> {
+    pub(super) fn name(&mut self, block: SequenceHash) -> Option<EngineHash> {
         let mut names = self.names.take().unwrap_or_else(|| Names {
             by_block: self.iter().map(|(name, block)| (block, name)).collect(),
             patience: 0,
@@ -238,29 +222,33 @@ impl Plain {
         name
     }
 
-    /// Puts a pair in; false, and nothing done, if either half is in one, or if there is no room for it.
+    /// Puts a pair in; false, and nothing done, if the name is in one, or if there is no room for it. The caller knows that the
+    /// block is in none.
     pub(super) fn insert(&mut self, name: EngineHash, block: SequenceHash) -> bool {
-        self.fingerprints.settle();
         if self.pairs * 100 >= self.homes * SLOTS * FULL {
             self.resize();
         }
         let Some(look) = self.look(name.0) else {
             return false;
         };
-        if self.place(look, name.0).is_some() || self.name(block).is_some() {
+        if self.place(look, name.0).is_some() {
             return false;
         }
-        let put = self.put(look, name, block);
-        if put && self.names.is_some() {
+        let Some(place) = self.vacancy(look) else {
+            return false;
+        };
+        self.write(place, look.home, name, block);
+        if self.names.is_some() {
             self.note_name(name, block);
         }
-        put
+        true
     }
 
     #[cold]
     fn note_name(&mut self, name: EngineHash, block: SequenceHash) {
         if let Some(names) = &mut self.names {
-            names.by_block.insert(block, name);
+            let other = names.by_block.insert(block, name);
+            debug_assert!(other.is_none(), "a block is in one pair");
             match names.patience.checked_sub(1) {
                 Some(patience) => names.patience = patience,
                 None => self.names = None,
@@ -268,25 +256,17 @@ impl Plain {
         }
     }
 
-    /// Puts a pair in of which neither half is in one; whether there was room.
-    #[inline]
-    fn put(&mut self, look: Look, name: EngineHash, block: SequenceHash) -> bool {
-        let place = self.vacancy(look);
-        place.is_some_and(|place| self.write(place, look.home, name, block))
-    }
-
-    /// The same, of one that was in the table before it had another size.
+    /// Puts a pair in that was in the table before it had another size; whether there was room.
     fn refill(&mut self, name: EngineHash, block: SequenceHash) -> bool {
         let home = self.home(name.0);
         let place = self.vacancy_from(home, home);
-        place.is_some_and(|place| self.write(place, home, name, block))
+        place
+            .map(|place| self.write(place, home, name, block))
+            .is_some()
     }
 
     #[inline]
-    fn write(&mut self, place: usize, home: usize, name: EngineHash, block: SequenceHash) -> bool {
-        if !self.fingerprints.insert(block.0) {
-            return false;
-        }
+    fn write(&mut self, place: usize, home: usize, name: EngineHash, block: SequenceHash) {
         let (bucket, slot) = (place / SLOTS, place % SLOTS);
         self.buckets[bucket].names[slot] = name.0;
         self.buckets[bucket].blocks[slot] = block.0;
@@ -295,7 +275,6 @@ impl Plain {
             self.states[home].set_reach(bucket - home);
         }
         self.pairs += 1;
-        true
     }
 
     /// Takes the pair of a name out; its block.
@@ -309,7 +288,6 @@ impl Plain {
         if look.reach > 1 && bucket - look.home == look.reach {
             self.pull_in(look);
         }
-        self.fingerprints.remove(block.0);
         self.pairs -= 1;
         if let Some(names) = &mut self.names {
             names.by_block.remove(&block);
@@ -337,7 +315,7 @@ impl Plain {
     #[cold]
     fn resize(&mut self) {
         let homes = ((self.pairs + 1) * 100).div_ceil(RELAXED * SLOTS);
-        let mut new = Self::new(homes, self.salts);
+        let mut new = Self::new(homes, self.salt);
         // With a salt worth the name there is room for all of them.
         if self.iter().all(|(name, block)| new.refill(name, block)) {
             new.names = self.names.take();

@@ -24,18 +24,6 @@ impl Salt {
         let mixed = number.wrapping_mul(self.0);
         (mixed ^ mixed >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
-
-    /// Of a number that is as good as random: the upper bits of the first say where it belongs, the lower ones of the second
-    /// tell it from others that belong there.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "both halves of the product are taken"
-    )]
-    #[inline]
-    pub(super) fn mix(self, hash: u64) -> (u64, u64) {
-        let mixed = u128::from(hash) * u128::from(self.0);
-        (mixed as u64, (mixed >> 64) as u64)
-    }
 }
 
 /// Which of so many buckets a place is in; 0 if there are none.

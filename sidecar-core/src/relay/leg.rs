@@ -163,10 +163,8 @@ impl ActiveLeg {
     /// How the engine shall see the request, as things stand now.
     pub fn terms<'a, E: Engine>(&'a mut self, core: &Core<E>, request: &'a RequestId) -> Leg<'a> {
         self.quarantine = core.quarantine_name();
-        self.reports = core
-            .view
-            .wants_reports()
-            .then(|| core.view.ask_for_reports());
+        let reports = core.engine.reports_reused() && core.view.wants_reports();
+        self.reports = reports.then(|| core.view.ask_for_reports());
         Leg {
             request,
             quarantine: self.quarantine.as_ref().map(|name| name.as_str()),

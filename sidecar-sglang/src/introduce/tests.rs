@@ -4,6 +4,9 @@ use serde_json::{Value, json};
 
 use super::*;
 
+/// What another engine has otherwise.
+type Change = fn(&mut ServerInfo);
+
 fn recorded() -> (ServerInfo, Value) {
     let recorded = include_str!("../../../integration/recordings/sglang/server_info_prefill.json");
     let raw: Value = serde_json::from_str(recorded).unwrap();
@@ -66,7 +69,7 @@ fn engines_that_differ_in_one_thing_do_not_match() {
     let fixed = Fixed::default();
     let prefill = fixed.compatibility(&server, 4);
     assert_eq!(prefill.hands_over_to(&prefill), Ok(()));
-    let changes: [(&str, fn(&mut ServerInfo)); 5] = [
+    let changes: [(&str, Change); 5] = [
         ("version", |server| server.version = "0.5.24".to_owned()),
         ("model", |server| {
             server.model_path = "/models/other/".to_owned()
@@ -121,7 +124,7 @@ fn prompts_that_cannot_be_known_are_not_guessed() {
         (known.tokenizer.as_deref(), known.other_tokenizer),
         (Some("model"), false)
     );
-    let changes: [fn(&mut ServerInfo); 2] = [
+    let changes: [Change; 2] = [
         |server| server.chat_template = Some("chatml".to_owned()),
         |server| server.hf_chat_template_name = Some("tool_use".to_owned()),
     ];
@@ -130,7 +133,7 @@ fn prompts_that_cannot_be_known_are_not_guessed() {
         change(&mut other);
         assert!(prompts(&other, None).is_err());
     }
-    let changes: [fn(&mut ServerInfo); 2] = [
+    let changes: [Change; 2] = [
         |server| server.tokenizer_mode = Some("slow".to_owned()),
         |server| server.skip_tokenizer_init = Some(true),
     ];

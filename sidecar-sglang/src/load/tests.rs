@@ -1,8 +1,11 @@
 //! What real engines of 0.5.23 answered and published (`integration/recordings/sglang`).
 
+use std::time::{Duration, Instant};
+
 use baton_kv_events::message::Message;
 use baton_proto::load::Origin;
 use serde_json::{Value, json};
+use zmq::{Context, PUB, Socket};
 
 use super::*;
 
@@ -97,4 +100,52 @@ fn a_stream_goes_before_and_is_enough() {
         );
     }
     assert_eq!(told(None, None, 16), EngineLoad::default());
+}
+
+fn publisher(context: &Context) -> (Socket, String) {
+    let socket = context.socket(PUB).unwrap();
+    socket.set_linger(0).unwrap();
+    socket.bind("tcp://127.0.0.1:*").unwrap();
+    let endpoint = socket.get_last_endpoint().unwrap().unwrap();
+    (socket, endpoint)
+}
+
+/// Publishes again and again, for nobody knows when a subscription has arrived, until the stream has something to say.
+fn until_heard(stream: &LoadStream, publish: impl Fn()) -> Vec<LoadStat> {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(60) {
+        publish();
+        if let Some(stats) = stream.latest() {
+            return stats;
+        }
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    panic!("nothing was heard");
+}
+
+#[test]
+fn all_ranks_must_have_spoken() {
+    let context = Context::new();
+    let [(first, one), (second, two)] = [publisher(&context), publisher(&context)];
+    let source = LoadSource {
+        endpoints: vec![one, two],
+        topic: "load".to_owned(),
+    };
+    let stat = |running: u8, rank: u8| {
+        let mut payload = vec![0x96, 0xa8];
+        payload.extend(b"LoadStat");
+        payload.extend([running, 0, 0, 9, rank]);
+        [b"load".to_vec(), vec![0; 8], payload]
+    };
+    let stream = LoadStream::start(source);
+    assert_eq!(stream.latest(), None);
+    let stats = until_heard(&stream, || {
+        // What is no load, and a rank that there is not.
+        first.send_multipart([&b"load"[..], b"strange"], 0).unwrap();
+        first.send_multipart(stat(7, 5), 0).unwrap();
+        first.send_multipart(stat(3, 0), 0).unwrap();
+        second.send_multipart(stat(4, 1), 0).unwrap();
+    });
+    let running: Vec<(u32, u64)> = stats.iter().map(|stat| (stat.rank, stat.running)).collect();
+    assert_eq!(running, [(0, 3), (1, 4)]);
 }

@@ -147,3 +147,17 @@ fn what_an_engines_command_says_of_kv_events_stays() {
     .unwrap();
     assert!(config.events.unwrap().tells());
 }
+
+#[test]
+fn how_many_sequences_the_engine_runs_is_in_its_command_or_given_again() {
+    let of = |line: &[&str]| plan(&args(line)).unwrap().0.max_sequences;
+    let beside = ["--engine", "http://127.0.0.1:8201"];
+    assert_eq!(of(&beside), None);
+    assert_eq!(
+        of(&[&beside[..], &["--max-num-seqs", "64"]].concat()),
+        Some(64)
+    );
+    let launched = ["--", "vllm", "serve", "m", "--max_num_seqs=32"];
+    assert_eq!(of(&launched), Some(32));
+    assert_eq!(of(&launched[..4]), None);
+}

@@ -3,7 +3,6 @@ use baton_proto::ticket::{Draft, TransferMetadata};
 use baton_proto::token::FleetToken;
 
 use baton_sidecar_core::engine::Verdict;
-use serde_json::Value;
 
 use super::*;
 

@@ -143,3 +143,22 @@ fn not_text(kind: &str) -> Unknown {
         _ => Unknown::Multimodal(kind.to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_put_other_things_between_parts() {
+        let parts = r#"[{"type": "text", "text": "Two"}, {"type": "text", "text": "parts."}]"#;
+        let parts: Json = serde_json::from_str(parts).unwrap();
+        for (separator, joined) in [("\n", "Two\nparts."), (" ", "Two parts.")] {
+            let shape = Shape {
+                format: ContentFormat::String,
+                separator,
+            };
+            let shown = content(Some(&parts), "user", shape);
+            assert!(matches!(shown, Ok(Json::Str(text)) if text == joined));
+        }
+    }
+}

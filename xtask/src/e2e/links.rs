@@ -5,7 +5,6 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::Value;
 
-use super::Run;
 use crate::client::{Check, Outcome};
 use crate::cluster::{ROUTER, TOKEN};
 use crate::http;
@@ -13,25 +12,23 @@ use crate::http;
 /// Pairs are measured one after the other, soon after their workers have joined.
 const BOUND: Duration = Duration::from_secs(60);
 
-impl Run<'_> {
-    /// Every pair that can hand over has a link that was measured. To be asked before the first request.
-    pub(super) fn links(&self) -> Outcome {
-        let mut outcome = Outcome::default();
-        let all = http::wait_for("links are measured", BOUND, || {
-            let pairs = usable_pairs()?;
-            let whole = !pairs.is_empty() && pairs.iter().all(is_measured);
-            Ok(whole.then_some(pairs))
-        });
-        outcome.checks.push(Check {
-            name: "links are measured before they are used".to_owned(),
-            ok: all.is_ok(),
-            detail: match all {
-                Ok(pairs) => pairs.iter().map(shown).collect::<Vec<_>>().join("; "),
-                Err(error) => format!("{error:#}"),
-            },
-        });
-        outcome
-    }
+/// Every pair that can hand over has a link that was measured. To be asked before the first request.
+pub(super) fn look() -> Outcome {
+    let mut outcome = Outcome::default();
+    let all = http::wait_for("links are measured", BOUND, || {
+        let pairs = usable_pairs()?;
+        let whole = !pairs.is_empty() && pairs.iter().all(is_measured);
+        Ok(whole.then_some(pairs))
+    });
+    outcome.checks.push(Check {
+        name: "links are measured before they are used".to_owned(),
+        ok: all.is_ok(),
+        detail: match all {
+            Ok(pairs) => pairs.iter().map(shown).collect::<Vec<_>>().join("; "),
+            Err(error) => format!("{error:#}"),
+        },
+    });
+    outcome
 }
 
 fn usable_pairs() -> Result<Vec<Value>> {

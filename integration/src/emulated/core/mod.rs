@@ -58,6 +58,8 @@ pub struct CoreConfig {
     pub recompute_failed_loads: bool,
     /// When full blocks can be found, and are told of.
     pub told: Told,
+    /// Copies of blocks that the host's memory has room for.
+    pub host_blocks: usize,
     /// The engine's hash of a full block.
     pub hash: fn(Option<&BlockHash>, &[u32], &CacheKeys) -> BlockHash,
 }
@@ -190,6 +192,8 @@ impl Core {
         listener: Arc<dyn Listener>,
         process: Arc<dyn Mortal>,
     ) -> Arc<Self> {
+        let mut pool = pool;
+        pool.copying_to_host(config.host_blocks);
         Arc::new(Self {
             state: Mutex::new(State::new(pool, &config)),
             link: Link::new(config.kv_bandwidth),
@@ -293,6 +297,11 @@ impl Core {
     /// Hashes of all blocks that can be found.
     pub fn cached(&self) -> Vec<BlockHash> {
         self.state().pool.held()
+    }
+
+    /// Hashes of all blocks that could be brought back from the host's memory.
+    pub fn copied(&self) -> Vec<BlockHash> {
+        self.state().pool.held_by_host()
     }
 
     /// Requests whose KV is held for decode.

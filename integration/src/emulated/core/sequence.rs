@@ -82,8 +82,22 @@ pub enum CacheUse {
     Whole,
     /// It leaves its own to others, and computes all of them: its prompt's logits are wanted.
     Leaves,
+    /// It uses them, and leaves none: nobody asked for it.
+    Uses,
     /// None.
     Nothing,
+}
+
+impl CacheUse {
+    /// Whether it looks for cached blocks.
+    pub(super) fn looks(self) -> bool {
+        matches!(self, Self::Whole | Self::Uses)
+    }
+
+    /// Whether others find its own.
+    pub(super) fn leaves(self) -> bool {
+        matches!(self, Self::Whole | Self::Leaves)
+    }
 }
 
 /// What comes out of a sequence.
@@ -95,6 +109,8 @@ pub enum Output {
         id: u32,
         /// What its text adds, as far as it is certain that no stop text cuts it off.
         text: String,
+        /// Prompt tokens whose KV was cached: here, or where it came from.
+        cached: usize,
         /// It was the last one.
         finish: Option<Box<Finish>>,
     },

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::handoff::{HeldKv, Remote};
-use super::sequence::{Addressed, CacheUse, End, Finish, Handoff, Output, Phase, Sequence};
+use super::sequence::{Addressed, End, Finish, Handoff, Output, Phase, Sequence};
 use super::state::State;
 use super::{CoreConfig, Measured, Tokenizer, Told};
 use crate::emulated::model;
@@ -229,20 +229,30 @@ impl State {
         })
     }
 
-    /// Begins behind what is cached; at least one token is left to compute.
+    /// Begins behind what is cached; at least one token is left to compute, unless the next one is said already.
     fn use_cached(&mut self, key: u64, config: &CoreConfig) {
         let Some(sequence) = self.sequences.get_mut(&key) else {
             return;
         };
         let block_size = config.block_size as usize;
-        let most = (sequence.tokens.len() - 1) / block_size;
-        if sequence.cache != CacheUse::Whole {
+        let said = match &sequence.handoff {
+            Handoff::Fetch(remote) => remote.first_token.is_some(),
+            _ => false,
+        };
+        let most = (sequence.tokens.len() - usize::from(!said)) / block_size;
+        if !sequence.cache.looks() {
             return;
         }
-        let hits = self
-            .pool
-            .longest_prefix(&sequence.hashes[..most.min(sequence.hashes.len())]);
+        let most = most.min(sequence.hashes.len());
+        let mut hits = self.pool.longest_prefix(&sequence.hashes[..most]);
         self.pool.share(&hits);
+        let here = hits.len();
+        hits.extend(self.pool.load_back(
+            &sequence.hashes[here..most],
+            here.checked_sub(1).map(|last| sequence.hashes[last]),
+            &sequence.tokens[here * block_size..most * block_size],
+            &sequence.keys,
+        ));
         sequence.local_hit = (hits.len() * block_size).min(sequence.prompt_len);
         sequence.computed = hits.len() * block_size;
         sequence.stored = hits.len();
@@ -270,11 +280,11 @@ impl State {
         self.measured
             .push(Measured::Queued(sequence.arrived.elapsed()));
         self.stats.prompt_tokens += sequence.prompt_len as u64;
-        if sequence.cache == CacheUse::Whole {
+        if sequence.cache.looks() {
             self.stats.cache_queries += sequence.prompt_len as u64;
             self.stats.cache_hits += sequence.local_hit as u64;
         }
-        if config.connected && sequence.fetched == 0 && sequence.cache == CacheUse::Whole {
+        if config.connected && sequence.fetched == 0 && sequence.cache.looks() {
             // The connector is asked for what is not here, and has nothing.
             self.stats.external_queries += (sequence.prompt_len - sequence.local_hit) as u64;
         }
@@ -384,7 +394,7 @@ impl State {
         };
         let block_size = config.block_size as usize;
         sequence.extend_hashes(block_size, config.hash);
-        if sequence.cache == CacheUse::Nothing {
+        if !sequence.cache.leaves() {
             return;
         }
         let full = sequence.computed / block_size;
@@ -425,16 +435,27 @@ impl State {
         let id = sequence.next_token(tokenizer);
         self.stats.generated_tokens += 1;
         let (text, end) = sequence.push(id, tokenizer);
+        let cached = sequence.cached();
         let Some(end) = end else {
             let finish = None;
-            return Some(sequence.addressed(Output::Token { id, text, finish }));
+            return Some(sequence.addressed(Output::Token {
+                id,
+                text,
+                cached,
+                finish,
+            }));
         };
         if config.told == Told::WhenInserted {
             self.store_full_blocks(key, config);
         }
         let finish = Some(Box::new(self.finish(key, end, config)));
         let ended = self.remove(key)?;
-        Some(ended.addressed(Output::Token { id, text, finish }))
+        Some(ended.addressed(Output::Token {
+            id,
+            text,
+            cached,
+            finish,
+        }))
     }
 
     /// Ends a sequence; its blocks stay if decode is to fetch them.
@@ -485,6 +506,10 @@ impl Sequence {
     /// Cached prompt tokens as the engine reports them: decode passes on what the prefill side had.
     pub(super) fn cached(&self) -> usize {
         match &self.handoff {
+            // Prefill has said the first token: nothing was looked for but what is cached somewhere.
+            Handoff::Fetch(remote) if remote.first_token.is_some() => {
+                remote.cached.max(self.local_hit)
+            }
             Handoff::Fetch(remote) if self.fetched > 0 => remote.cached,
             _ => self.local_hit,
         }

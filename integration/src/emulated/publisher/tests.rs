@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use super::*;
-use crate::emulated::vllm::events::{Batch, Event, Form, HashForm, Removed};
+use crate::emulated::vllm::events::{Event, Form, HashForm, Removed};
 use crate::emulated::vllm::recorded::{self, RECORDINGS, unhex};
 use crate::wait::{self, until};
 
@@ -111,9 +111,13 @@ fn subscribed(publisher: &Publisher, sub: &zmq::Socket) {
 }
 
 /// A batch that can be told from others.
-fn marked(mark: u8) -> Vec<Event> {
+fn marked(mark: u8) -> impl FnOnce(Told) -> Vec<u8> {
     let hashes = vec![[mark; 32]];
-    vec![Event::Removed(Removed { hashes })]
+    written(vec![Event::Removed(Removed { hashes })])
+}
+
+fn written(events: Vec<Event>) -> impl FnOnce(Told) -> Vec<u8> {
+    Event::write(events, Form::Maps, HashForm::Int)
 }
 
 fn read(message: &[Vec<u8>]) -> (u64, u8) {
@@ -152,7 +156,8 @@ async fn libzmq_sees_what_was_recorded() {
     pair.raise(EventFault::RestartSequence);
     for line in RECORDINGS[0].1.lines() {
         let recorded = hex_frames(&serde_json::from_str::<Json>(line).unwrap()["frames_hex"]);
-        pair.publisher.publish(recorded::batch(&recorded[2]).events);
+        pair.publisher
+            .publish(written(recorded::batch(&recorded[2]).events));
         assert_eq!(timeless(&pair.message()), timeless(&recorded));
     }
 

@@ -2,12 +2,15 @@
 
 use serde_json::{Value, json};
 
-use super::config::Config;
+use super::config::{Config, Mode};
 use super::leg::Abort;
 use super::request::{Ask, Part, Route, error};
 
 /// What every answer says of when it was made.
 const CREATED: u64 = 1_796_005_885;
+
+/// The same where it is told in fractions of a second.
+const TIME: f64 = 1_796_005_885.25;
 
 /// What a sequence has said so far.
 #[derive(Debug, Clone, Default)]
@@ -159,13 +162,7 @@ impl Answer<'_> {
             "completion_tokens": said.tokens.len(), "cached_tokens": said.cached,
             "cached_tokens_details": cached, "dp_rank": null,
         });
-        if said.finish.is_some() {
-            meta["weight_versions"] =
-                json!([{"version": "default", "start": 0, "end": said.tokens.len()}]);
-            for time in ["e2e_latency", "first_token_latency"] {
-                meta[time] = 0.02.into();
-            }
-        }
+        self.put_times(&mut meta, said);
         if self.ask.logprobs {
             let logprobs = said
                 .tokens
@@ -176,6 +173,41 @@ impl Answer<'_> {
             meta["output_token_logprobs_length"] = said.tokens.len().into();
         }
         json!({"text": said.text, "output_ids": said.tokens, "meta_info": meta})
+    }
+
+    /// When what happened. Times are made up: what matters about them is which there are.
+    fn put_times(&self, meta: &mut Value, said: &Said) {
+        let mut put = |name: &str, time: f64| meta[name] = time.into();
+        if said.tokens.is_empty() {
+            // It never began.
+        } else if self.config.mode == Mode::Decode {
+            put("forward_entry_time", TIME);
+        } else {
+            put("storage_prefetch_wait", 0.0);
+            put("storage_staging_wait", 0.0);
+            put("forward_entry_time", TIME);
+            put("prefill_finished_time", TIME);
+        }
+        if said.finish.is_none() {
+            return;
+        }
+        for name in ["e2e_latency", "first_token_latency"] {
+            put(name, 0.02);
+        }
+        for name in [
+            "request_received_ts",
+            "api_server_dispatch_finish_ts",
+            "request_finished_ts",
+            "response_sent_to_client_ts",
+        ] {
+            put(name, TIME);
+        }
+        let several = said.tokens.len() > 1;
+        if several && (self.config.mode == Mode::Null || self.ask.stream) {
+            put("decode_throughput", 200.0);
+        }
+        meta["weight_versions"] =
+            json!([{"version": "default", "start": 0, "end": said.tokens.len()}]);
     }
 
     fn finish_reason(&self, said: &Said) -> Value {
@@ -193,7 +225,7 @@ impl Answer<'_> {
             }
             // Prefill did not mean to say more.
             Some(Ending::Finished { .. }) => {
-                let prefill = self.config.mode == super::Mode::Prefill;
+                let prefill = self.config.mode == Mode::Prefill;
                 let length = if prefill { 0 } else { said.tokens.len() };
                 json!({"type": "length", "length": length})
             }

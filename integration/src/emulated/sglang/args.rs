@@ -11,13 +11,15 @@ use super::config::{Config, EventsConfig, Mode, Patience};
 use super::events::{Form, Format};
 use crate::emulated::args::EmulateArgs;
 
-/// An emulated SGLang 0.5.23: its HTTP API, bootstrap server, KV events, load stream and metrics, a paged prefix cache with
-/// real bytes that move between engines over NIXL or loopback TCP, and no model.
+/// An emulated SGLang 0.5.23: its HTTP API, bootstrap server, KV events, load stream and metrics,
+/// a paged prefix cache with real bytes that move between engines over NIXL or loopback TCP, and
+/// no model.
 ///
-/// The next token is a function of all KV bytes held, so wrong or missing KV changes the text. It takes SGLang's own flags;
-/// a sidecar launches it as it launches the real one:
+/// The next token is a function of all KV bytes held, so wrong or missing KV changes the text. It
+/// takes SGLang's own flags; a sidecar launches it as it launches the real one:
 ///
 ///   baton-sidecar-sglang -- baton-emulated-sglang --port 30000 --disaggregation-mode prefill
+#[expect(clippy::struct_excessive_bools, reason = "SGLang's own flags")]
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "baton-emulated-sglang",
@@ -68,6 +70,14 @@ pub struct Args {
     /// Sequences that run at a time.
     #[arg(long, default_value_t = 256)]
     max_running_requests: usize,
+
+    /// Keep copies of evicted pages in the host's memory, and tell of them.
+    #[arg(long)]
+    enable_hierarchical_cache: bool,
+
+    /// Pages of the host's memory, as a multiple of the engine's own.
+    #[arg(long, default_value_t = 2.0)]
+    hicache_ratio: f64,
 
     /// Ranks, each with a scheduler and a KV cache of its own.
     #[arg(long, visible_alias = "data-parallel-size", default_value_t = 1)]
@@ -124,6 +134,7 @@ pub struct Args {
 }
 
 /// SGLang's own environment.
+#[expect(clippy::struct_field_names, reason = "the flags' own names")]
 #[derive(Debug, Clone, clap::Args)]
 struct Waits {
     /// Seconds that prefill waits for its decode.
@@ -255,6 +266,7 @@ impl Args {
             max_running_requests: self.max_running_requests,
             chunked_prefill_size: self.chunked_prefill_size,
             bootstrap_port: self.disaggregation_bootstrap_port,
+            host_pages: self.host_pages(),
             dp_size: self.dp_size,
             load_endpoint: self.load_endpoint(events.as_ref())?,
             events,
@@ -274,6 +286,20 @@ impl Args {
             launch_command: std::env::args().skip(1).collect::<Vec<_>>().join(" "),
             ..Config::new(mode)
         })
+    }
+
+    fn host_pages(&self) -> usize {
+        if !self.enable_hierarchical_cache {
+            return 0;
+        }
+        let pages = f64::from(self.max_total_tokens / self.page_size) * self.hicache_ratio;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "as many pages as are meant, whatever is meant"
+        )]
+        let pages = pages.max(0.0) as usize;
+        pages
     }
 
     fn refuse_what_cannot_work(&self) -> Result<()> {
@@ -359,3 +385,6 @@ impl Waits {
         Ok(patience.scaled(self.emulate_patience))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -130,6 +130,8 @@ pub struct Config {
     pub chunked_prefill_size: usize,
     /// `--disaggregation-bootstrap-port`; decode takes it for that of a prefill that is not told.
     pub bootstrap_port: u16,
+    /// Pages of the host's memory per rank: `--enable-hierarchical-cache`; 0 for none.
+    pub host_pages: usize,
     /// `--dp-size`.
     pub dp_size: u32,
     /// Its KV events.
@@ -179,6 +181,7 @@ impl Config {
             max_running_requests: 8,
             chunked_prefill_size: 4096,
             bootstrap_port: 8998,
+            host_pages: 0,
             dp_size: 1,
             events: None,
             load_endpoint: None,
@@ -221,6 +224,7 @@ impl Config {
             lease: Duration::from_secs(1 << 32),
             recompute_failed_loads: false,
             told: Told::WhenInserted,
+            host_blocks: self.host_pages,
             hash: events::page_hash,
         }
     }

@@ -148,7 +148,7 @@ impl EmulatedSglang {
         }
         let addresses = seats.iter().map(|seat| seat.address).collect();
         *inner.seats.lock().unwrap() = seats;
-        let started = 1_796_006_723.0 + f64::from(rand::random::<u16>());
+        let started = 1_796_006_723.0 + f64::from(rand::random::<u32>()) / 65_536.0;
         let life = Life::new(reach::uuid(), started, ranks, death, Vec::new());
         if inner.config.mode == Mode::Prefill {
             self.serve_bootstrap(&life, addresses).await;
@@ -188,13 +188,7 @@ impl EmulatedSglang {
             Arc::clone(&telling) as Arc<dyn Listener>,
             Arc::clone(death) as Arc<dyn Mortal>,
         );
-        if config.has_cache() {
-            // The real one begins with an empty tree, and says so.
-            core.reset_prefix_cache();
-        }
-        let work = Arc::clone(&core).run();
-        let dead = death.dead.clone();
-        tokio::spawn(async move { dead.run_until_cancelled(work).await });
+        work(config, &core, death);
         load::start(&self.inner.config, rank, &core, death).await;
         let (rooms, address) = rooms(&agent, &core, death).await;
         let rank = Rank {
@@ -289,6 +283,17 @@ impl EmulatedSglang {
             Some(rank) => Err(Refused::bad(format!("there is no rank {rank}"))),
         }
     }
+}
+
+/// A rank begins to work, and does so until the process is dead.
+fn work(config: &Config, core: &Arc<Core>, death: &Death) {
+    if config.has_cache() {
+        // The real one begins with an empty tree, and says so.
+        core.reset_prefix_cache();
+    }
+    let work = Arc::clone(core).run();
+    let dead = death.dead.clone();
+    tokio::spawn(async move { dead.run_until_cancelled(work).await });
 }
 
 /// The rooms of a rank, and where decode calls.

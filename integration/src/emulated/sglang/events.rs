@@ -255,3 +255,6 @@ fn namespace_seed(keys: &CacheKeys) -> Vec<u8> {
     let text = serde_json::json!([lora, extra, salt]).to_string();
     Sha256::digest(text).to_vec()
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,9 +19,12 @@ use super::engine::{EmulatedSglang, Named};
 use super::leg::{Abort, Heard, Leg};
 use super::request::{self, Ask, Refused, Route};
 
+/// A sequence has room for all that it says, up to so many tokens.
+const MOST: usize = 1 << 16;
+
 /// A sequence in the making.
 struct Choice {
-    heard: mpsc::UnboundedReceiver<Heard>,
+    heard: mpsc::Receiver<Heard>,
     said: Said,
     cancel: CancellationToken,
     _named: Named,
@@ -99,7 +102,9 @@ impl Work<'_> {
             self.unary(connection, &answer, &mut choices).await
         };
         if after.is_none() {
-            choices.iter().for_each(|choice| choice.cancel.cancel());
+            for choice in &choices {
+                choice.cancel.cancel();
+            }
         }
         after
     }
@@ -119,7 +124,7 @@ impl Work<'_> {
         let mut choices = Vec::new();
         for part in &ask.parts {
             for child in 0..ask.n {
-                let (say, heard) = mpsc::unbounded_channel();
+                let (say, heard) = mpsc::channel(ask.sampling.limit.min(MOST) + 2);
                 let named = self.engine.name(&part.rid);
                 let mut bootstrap = part.bootstrap.clone();
                 if let Some(at) = &mut bootstrap {
@@ -199,11 +204,16 @@ impl Work<'_> {
                 said.finish = Some(Ending::Aborted(abort));
                 String::new()
             }
-            Heard::Token { id, text, finish } => {
+            Heard::Token {
+                id,
+                text,
+                cached,
+                finish,
+            } => {
+                said.cached = cached;
                 said.tokens.push(id);
                 said.text.push_str(&text);
                 if let Some(finish) = finish {
-                    said.cached = finish.cached;
                     let reason = match self.scripted.rule.fault {
                         Fault::Finish(reason) => reason,
                         _ => finish.reason,
@@ -281,19 +291,34 @@ impl Work<'_> {
                 let error = stream_error(abort.status.unwrap_or(500), &abort.message);
                 return Some(fail_stream(connection, &error, true).await);
             }
-            let mut bytes = Vec::new();
-            if self.route == Route::Chat && !std::mem::replace(&mut begun[index], true) {
-                bytes.extend(event(&answer.role_chunk(index).to_string()));
-            }
-            bytes.extend(event(&self.chunk(answer, index, said, &text).to_string()));
-            if self.route == Route::Chat && said.finish.is_some() {
-                bytes.extend(event(&answer.end_chunk(index, said).to_string()));
-            }
+            let first = !std::mem::replace(&mut begun[index], true);
+            let bytes = self.frames(answer, index, said, &text, first);
             // Who has left is not missed yet.
             connection.write(&bytes).await;
         }
         connection.write(&ending(answer, choices)).await;
         Some(After::KeepAlive)
+    }
+
+    /// What one more token is told in: a chat begins and ends with a chunk of its own.
+    fn frames(
+        &self,
+        answer: &Answer<'_>,
+        index: usize,
+        said: &Said,
+        text: &str,
+        first: bool,
+    ) -> Vec<u8> {
+        let chat = self.route == Route::Chat;
+        let mut bytes = Vec::new();
+        if chat && first {
+            bytes.extend(event(&answer.role_chunk(index).to_string()));
+        }
+        bytes.extend(event(&self.chunk(answer, index, said, text).to_string()));
+        if chat && said.finish.is_some() {
+            bytes.extend(event(&answer.end_chunk(index, said).to_string()));
+        }
+        bytes
     }
 
     fn chunk(&self, answer: &Answer<'_>, index: usize, said: &Said, text: &str) -> Value {

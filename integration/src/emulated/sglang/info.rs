@@ -71,7 +71,7 @@ fn events_flag(events: &EventsConfig) -> Value {
 }
 
 /// Where its events and its load can be had.
-fn kv_events(config: &Config) -> Value {
+pub(super) fn kv_events(config: &Config) -> Value {
     let Some(events) = &config.events else {
         return Value::Null;
     };

@@ -132,3 +132,23 @@ fn load(config: &Config, rank: usize, stats: &Stats) -> Value {
         "queues": {"waiting": stats.waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0},
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::wire::unhex;
+
+    #[test]
+    fn recorded_loads_are_written_byte_for_byte() {
+        let recorded = include_str!("../../../recordings/sglang/zmq_load.jsonl");
+        for line in recorded.lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let numbers = line["decoded"].as_array().unwrap()[1..].iter();
+            let numbers: Vec<u64> = numbers.map(|number| number.as_u64().unwrap()).collect();
+            let stat = ("LoadStat", numbers.try_into().unwrap());
+            let payload = line["frames_hex"][2].as_str().unwrap();
+            assert_eq!(encode(&stat), unhex(payload).unwrap(), "{line}");
+        }
+        assert_eq!(recorded.lines().count(), 621);
+    }
+}

@@ -16,6 +16,7 @@ mod generate;
 mod info;
 mod leg;
 mod load;
+mod metrics;
 mod request;
 mod rooms;
 mod routes;

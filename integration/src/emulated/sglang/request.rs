@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::core::Sampling;
 use super::super::pool::CacheKeys;
-use super::super::tokenizer::{self, Tokenizer};
+use super::super::tokenizer::Tokenizer;
 use super::config::{Config, Mode};
 use super::leg::Bootstrap;
 
@@ -17,6 +17,7 @@ pub(super) enum Route {
 }
 
 /// A request, understood.
+#[expect(clippy::struct_excessive_bools, reason = "the API's own flags")]
 #[derive(Debug, Clone)]
 pub(super) struct Ask {
     pub(super) route: Route,
@@ -196,7 +197,7 @@ pub(super) fn chat_prompt(body: &Value, tokenizer: &Tokenizer) -> Result<Vec<u32
     let rendered = body["messages"]
         .as_array()
         .filter(|messages| !messages.is_empty())
-        .and_then(|_| tokenizer::render_chat(&body["messages"], true));
+        .and_then(|_| tokenizer.render_chat(&body["messages"]));
     let rendered = rendered.ok_or_else(|| Refused::bad("Messages cannot be empty."))?;
     Ok(tokenizer.encode(&rendered))
 }

@@ -17,6 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::super::core::HeldKv;
 use super::super::reach::Regions;
 
+/// Lines of one room that wait at most.
+const LINES: usize = 16;
+
 /// What is said on a line.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Word {
@@ -118,14 +121,14 @@ pub(super) struct Rooms {
 
 #[derive(Debug)]
 struct Room {
-    came: mpsc::UnboundedSender<Line>,
+    came: mpsc::Sender<Line>,
     /// Until prefill's leg is there.
-    waits: Option<mpsc::UnboundedReceiver<Line>>,
+    waits: Option<mpsc::Receiver<Line>>,
 }
 
 impl Default for Room {
     fn default() -> Self {
-        let (came, waits) = mpsc::unbounded_channel();
+        let (came, waits) = mpsc::channel(LINES);
         let waits = Some(waits);
         Self { came, waits }
     }
@@ -136,7 +139,7 @@ impl Default for Room {
 pub(super) struct Entered {
     rooms: Arc<Rooms>,
     room: u64,
-    lines: mpsc::UnboundedReceiver<Line>,
+    lines: mpsc::Receiver<Line>,
 }
 
 impl Rooms {
@@ -153,8 +156,9 @@ impl Rooms {
 
     fn came(&self, room: u64, line: Line) {
         let mut open = self.open.lock().unwrap();
-        // Nobody takes a second line of a room: whoever is at its other end waits.
-        let _ = open.entry(room).or_default().came.send(line);
+        // Nobody takes a second line of a room: whoever is at its other end waits. Beyond those that find room, they are hung
+        // up on.
+        let _ = open.entry(room).or_default().came.try_send(line);
     }
 
     /// Resolves when the KV of this id has arrived where it was sent.

@@ -15,9 +15,8 @@ use super::engine::EmulatedSglang;
 use super::generate;
 use super::info;
 use super::load;
+use super::metrics;
 use super::request::{self, Route};
-
-const TEXT: &str = "text/plain; charset=utf-8";
 
 /// How often a health check looks whether the scheduler has moved.
 const GLANCE: Duration = Duration::from_millis(5);
@@ -47,6 +46,11 @@ pub(super) async fn route(
         ("GET", "/model_info" | "/get_model_info") => info::model(config),
         ("GET", "/v1/models") => info::models(config),
         ("GET", "/v1/loads") => load::loads(config, life),
+        ("GET", "/metrics") if config.metrics => {
+            let page = metrics::page(config, life);
+            let page = page.as_bytes();
+            return connection.answer(200, metrics::CONTENT_TYPE, page).await;
+        }
         ("POST", "/tokenize" | "/v1/tokenize") => {
             return tokenize(connection, engine, request).await;
         }
@@ -180,10 +184,10 @@ async fn flush(connection: &mut Connection, engine: &EmulatedSglang) -> After {
     let busy =
         |stats: &super::super::core::Stats| stats.running + stats.waiting + stats.fetching > 0;
     if engine.stats().iter().any(busy) {
-        return connection.answer(400, TEXT, FLUSHED.as_bytes()).await;
+        return connection.answer(400, "", FLUSHED.as_bytes()).await;
     }
     if engine.config().has_cache() {
         engine.reset_prefix_cache();
     }
-    connection.answer(200, TEXT, FLUSHED.as_bytes()).await
+    connection.answer(200, "", FLUSHED.as_bytes()).await
 }

@@ -49,9 +49,12 @@ impl Telling {
                     last.tokens.extend(next.tokens);
                 }
                 (
-                    Some(Event::Removed { hashes: last, .. }),
-                    Event::Removed { hashes: next, .. },
-                ) => last.extend(next),
+                    Some(Event::Removed { hashes, medium }),
+                    Event::Removed {
+                        hashes: next,
+                        medium: from,
+                    },
+                ) if *medium == from => hashes.extend(next),
                 (_, next) => events.push(next),
             }
         }
@@ -66,14 +69,26 @@ impl Telling {
                 tokens,
                 keys,
             } => Event::Stored(self.stored(&hashes, parent, tokens, keys)),
-            Change::Removed(hash) => {
-                let (_, name) = self.told.lock().unwrap()[&hash];
-                Event::Removed {
-                    hashes: vec![name],
-                    medium: Some(Medium::Gpu),
-                }
-            }
+            Change::Copied {
+                hash,
+                parent,
+                tokens,
+                keys,
+            } => Event::Stored(Stored {
+                medium: Some(Medium::CpuPinned),
+                ..self.stored(&[hash], parent, tokens, keys)
+            }),
+            Change::Removed(hash) => self.removed(&hash, Medium::Gpu),
+            Change::RemovedFromHost(hash) => self.removed(&hash, Medium::CpuPinned),
             Change::Cleared => Event::Cleared,
+        }
+    }
+
+    fn removed(&self, hash: &BlockHash, medium: Medium) -> Event {
+        let (_, name) = self.told.lock().unwrap()[hash];
+        Event::Removed {
+            hashes: vec![name],
+            medium: Some(medium),
         }
     }
 

@@ -51,6 +51,11 @@ impl Transfer {
             .insert(id.to_owned(), expected);
         arrival
     }
+
+    /// Nobody waits for this KV any more.
+    pub(super) fn forget(&self, id: &str) {
+        self.0.expected.lock().unwrap().remove(id);
+    }
 }
 
 impl Clone for Transfer {
@@ -76,7 +81,13 @@ impl Network for Transfer {
             let ids = remote.blocks.get(pages).ok_or(Failure::NoSuchBlock)?;
             let peer = inner.meet(&regions).await?;
             let message = format!("{}:1", remote.request_id);
-            let rows = inner.reader.read(&peer, &regions, ids, &message).await?;
+            let rows = if ids.is_empty() {
+                // All of it is here: prefill has only to be told so.
+                inner.reader.agent.notify(&peer, message.as_bytes()).await?;
+                Vec::new()
+            } else {
+                inner.reader.read(&peer, &regions, ids, &message).await?
+            };
             let _ = arrived.send(());
             Ok(rows)
         })

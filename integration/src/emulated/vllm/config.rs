@@ -150,6 +150,7 @@ impl Config {
             lease: self.lease,
             recompute_failed_loads: self.recompute_failed_loads,
             told: Told::WhenFull,
+            host_blocks: 0,
             hash: block_hash,
         }
     }

@@ -147,7 +147,10 @@ impl Work<'_> {
 
     /// What an output adds to the text of a choice.
     pub(super) fn take(&self, said: &mut Said, output: Output) -> String {
-        let Output::Token { id, text, finish } = output else {
+        let Output::Token {
+            id, text, finish, ..
+        } = output
+        else {
             said.finish = Some("abort");
             return String::new();
         };

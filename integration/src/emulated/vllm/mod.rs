@@ -12,7 +12,7 @@ pub mod events;
 mod generate;
 pub mod metrics;
 #[cfg(test)]
-mod recorded;
+pub(super) mod recorded;
 mod request;
 mod routes;
 mod scale_out;

@@ -5,7 +5,7 @@ use rmpv::Value;
 use super::events::{Batch, BlockHash, Event, HashForm, Removed, Stored};
 
 /// Name, lines, and how hashes are written.
-pub(super) const RECORDINGS: [(&str, &str, HashForm); 5] = [
+pub(in crate::emulated) const RECORDINGS: [(&str, &str, HashForm); 5] = [
     (
         "agg",
         include_str!("../../../recordings/vllm/kv_events/agg.jsonl"),
@@ -34,7 +34,7 @@ pub(super) const RECORDINGS: [(&str, &str, HashForm); 5] = [
 ];
 
 /// The payload of each message.
-pub(super) fn payloads(recording: &str) -> Vec<Vec<u8>> {
+pub(in crate::emulated) fn payloads(recording: &str) -> Vec<Vec<u8>> {
     let payload = |line: &str| {
         let record: serde_json::Value = serde_json::from_str(line).unwrap();
         unhex(record["frames_hex"][2].as_str().unwrap())
@@ -42,13 +42,13 @@ pub(super) fn payloads(recording: &str) -> Vec<Vec<u8>> {
     recording.lines().map(payload).collect()
 }
 
-pub(super) fn unhex(hex: &str) -> Vec<u8> {
+pub(in crate::emulated) fn unhex(hex: &str) -> Vec<u8> {
     let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
     (0..hex.len()).step_by(2).map(byte).collect()
 }
 
 /// A payload, read into the types that write it.
-pub(super) fn batch(payload: &[u8]) -> Batch {
+pub(in crate::emulated) fn batch(payload: &[u8]) -> Batch {
     let value = rmpv::decode::read_value(&mut &payload[..]).unwrap();
     let [ts, events, rank] = &value.as_array().unwrap()[..] else {
         panic!("no batch: {value}");

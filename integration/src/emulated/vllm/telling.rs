@@ -65,6 +65,9 @@ impl Telling {
             }
             Change::Removed(hash) => Event::Removed(Removed { hashes: vec![hash] }),
             Change::Cleared => Event::Cleared,
+            Change::Copied { .. } | Change::RemovedFromHost(_) => {
+                unreachable!("the host's memory is not used")
+            }
         }
     }
 }

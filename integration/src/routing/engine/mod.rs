@@ -206,7 +206,8 @@ impl Engine {
                         told.push(KvChange::Removed(leg::word(&hash)));
                     }
                 }
-                Change::Cleared => {}
+                // Nothing is copied to the host's memory here.
+                Change::Cleared | Change::Copied { .. } | Change::RemovedFromHost(_) => {}
             }
         }
         told

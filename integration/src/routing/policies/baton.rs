@@ -163,6 +163,7 @@ impl Baton {
             limits: known.limits,
             cached: known.cached(request, cached.blocks),
             place: &self.place,
+            ahead: 0,
             guarded: facts.role == Role::Decode,
             penalty: 0.0,
         });
@@ -236,6 +237,7 @@ impl Baton {
             limits,
             cached: Cached::default(),
             place: &self.place,
+            ahead: 0,
             guarded: false,
             penalty: 0.0,
         };
@@ -243,6 +245,7 @@ impl Baton {
         let mut decode = to_books.book(Work::default(), request.tokens, now);
         let ask = Ask {
             tokens: request.tokens,
+            longest: request.tokens,
         };
         let (from, to) = (stand(&from_books, from_limits), stand(&to_books, to_limits));
         let bytes = Planner::moved_bytes(ask, &to);
@@ -291,6 +294,7 @@ impl Policy for Baton {
         }
         let ask = Ask {
             tokens: request.tokens.into(),
+            longest: request.tokens.into(),
         };
         let standings = self.standings(request, fleet);
         let mut random = self.random.clone();

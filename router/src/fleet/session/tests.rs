@@ -24,6 +24,7 @@ use tokio_util::sync::DropGuard;
 use super::*;
 use crate::fleet::testing::TTL;
 use crate::metrics::Metrics;
+use crate::queue::Queue;
 use crate::view::tests::info;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -72,7 +73,14 @@ async fn bench() -> Bench {
     metrics.register(&mut registry);
     let token = FleetToken::new("a-token-for-tests").unwrap();
     Bench {
-        fleet: Fleet::new(Calls::new(&token), metrics, Arc::default(), TTL),
+        fleet: Fleet::new(
+            Calls::new(&token),
+            metrics.clone(),
+            Arc::default(),
+            Queue::new(0, metrics),
+            TTL,
+            TTL,
+        ),
         registry,
         address,
         streams: Mutex::new(streams),

@@ -2,6 +2,8 @@
 
 use baton_proto::event::{Blocks, KvEvent, ViewState};
 use baton_proto::hash::SequenceHash;
+use baton_proto::request::ClientRequest;
+use baton_proto::route::Route;
 use baton_proto::watch::WatchFrame;
 use baton_proto::worker::{Tier, WorkerInfo};
 
@@ -18,7 +20,8 @@ fn prompt(tokens: u32) -> Prompt {
 /// The first blocks of a prompt, as workers of this description name them.
 fn named(prompt: &Prompt, model: Option<&str>, info: &WorkerInfo, blocks: usize) -> Vec<u64> {
     let naming = prompt.naming(model, info).unwrap();
-    prompt.blocks(naming)[..blocks].to_vec()
+    let (named, _) = prompt.blocks(naming).next().unwrap();
+    named[..blocks].to_vec()
 }
 
 fn holds(rank: u32, state: ViewState, held: Vec<u64>, last: bool) -> WatchFrame {
@@ -192,7 +195,7 @@ fn without_events_what_was_sent_there_is_an_approximation() {
     let blind = worker("a", &index, info(SIZE));
     let fleet = snapshot([blind.clone()]);
     let prediction = predict(&index, &fleet, Some("tiny"), Some(&long));
-    let blocks = prediction.blocks(&blind.worker).unwrap();
+    let blocks = &prediction.blocks(&blind.worker)[0];
     let mut sent = blind.worker.expected().expect(blocks).unwrap();
     sent.computed(blind.is_exactly_known());
     drop(sent);
@@ -215,9 +218,6 @@ fn an_engine_in_quarantine_uses_names_that_nobody_knows() {
 
 #[test]
 fn several_sequences_are_predicted_and_not_compared() {
-    use baton_proto::request::ClientRequest;
-    use baton_proto::route::Route;
-
     let index: Arc<Index> = Arc::default();
     let tokens: Vec<String> = (0..40).map(|token| token.to_string()).collect();
     let body = format!(r#"{{"prompt":[{}],"n":2}}"#, tokens.join(","));
@@ -228,4 +228,75 @@ fn several_sequences_are_predicted_and_not_compared() {
     let prediction = predict(&index, &snapshot([exact.clone()]), None, Some(&twice));
     assert_eq!(prediction.cached(exact.id()), cached(32, 0, Basis::Exact));
     assert_eq!(prediction.exact(exact.id()), None);
+}
+
+#[test]
+fn of_a_batch_what_is_held_of_each_prompt_is_counted() {
+    let index: Arc<Index> = Arc::default();
+    let ids = |prompts: &str| {
+        let body = format!(r#"{{"model":"tiny","prompt":{prompts}}}"#);
+        let request = ClientRequest::new(Route::Completions, body.into()).unwrap();
+        Prompt::given(&request).unwrap()
+    };
+    let [one, two]: [Vec<u32>; 2] = [(0..100).collect(), (500..540).collect()];
+    let batch = ids(&format!("[{one:?},{two:?}]"));
+    let idle = worker("a", &index, info(SIZE));
+    let mut held = named(&prompt(100), None, &info(SIZE), 3);
+    held.extend(named(&ids(&format!("{two:?}")), None, &info(SIZE), 2));
+    let there = hear(&idle, [exactly(held)]);
+    assert_eq!(of(&index, &there, &batch), cached(48 + 32, 0, Basis::Exact));
+    // On its way it is expected whole, each prompt by itself.
+    let fleet = snapshot([there.clone()]);
+    let prediction = predict(&index, &fleet, None, Some(&batch));
+    let blocks = prediction.blocks(&there.worker);
+    assert_eq!(
+        blocks.iter().map(|blocks| blocks.len()).collect::<Vec<_>>(),
+        [6, 2]
+    );
+    let expected = there.worker.expected();
+    let _sent: Vec<_> = blocks
+        .iter()
+        .map(|blocks| expected.expect(blocks))
+        .collect();
+    assert_eq!(of(&index, &there, &batch), cached(80, 48, Basis::Expected));
+    assert_eq!(
+        prediction.exact(there.id()),
+        None,
+        "its report is about two sequences"
+    );
+}
+
+#[test]
+fn texts_that_begin_alike_may_be_cached_where_one_was_computed() {
+    let index: Arc<Index> = Arc::default();
+    let [there, other] = ["a", "b"].map(|id| worker(id, &index, info(SIZE)));
+    let text = |words: &str, more: &str| {
+        let body = format!(r#"{{"model":"tiny","prompt":"{words}"{more}}}"#);
+        let request = ClientRequest::new(Route::Completions, body.into()).unwrap();
+        Text::of(&request).unwrap()
+    };
+    let words = "a".repeat(1024);
+    let first = text(&words, "");
+    let mut sent = there.worker.texts().expect(first.pieces()).unwrap();
+    sent.computed(false);
+    drop(sent);
+    let fleet = snapshot([there.clone(), other.clone()]);
+    let of = |text: &Text, tokens| {
+        let prediction = predict_by_text(&fleet, Some("tiny"), text, tokens);
+        [&there, &other].map(|worker| prediction.cached(worker.id()))
+    };
+    let longer = text(&format!("{words}{}", "b".repeat(600)), "");
+    let [here, elsewhere] = of(&longer, 400);
+    assert_eq!(here, cached(0, 4 * PIECE_TOKENS, Basis::Approximate));
+    assert_eq!(elsewhere, Cached::default());
+    assert_eq!(of(&longer, 100)[0].likely, 99, "the last token is computed");
+    let salted = text(&words, r#","cache_salt":"x""#);
+    assert_eq!(of(&salted, 400)[0], Cached::default());
+    let prediction = predict_by_text(&fleet, Some("other"), &longer, 400);
+    assert_eq!(prediction.cached(there.id()), Cached::default());
+    assert_eq!(
+        prediction.foretold(there.id()),
+        None,
+        "nothing is to be compared"
+    );
 }

@@ -4,16 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Salts as they are, and such that all names meet in one bucket, or the fingerprints of all blocks in one value, or both.
-fn salts() -> [[Salt; 2]; 4] {
-    let salt = Salt::new;
-    let weak = Salt::weak();
-    [
-        [salt(), salt()],
-        [weak, salt()],
-        [salt(), weak],
-        [weak, weak],
-    ]
+/// Salts as they are, and one such that all names meet in one bucket.
+fn salts() -> [Salt; 2] {
+    [Salt::new(), Salt::weak()]
 }
 
 /// As many as there is room for even if all meet.
@@ -46,7 +39,7 @@ struct Model {
 
 impl Model {
     fn insert(&mut self, name: u64, block: u64) -> bool {
-        let new = !self.blocks.contains_key(&name) && !self.names.contains_key(&block);
+        let new = !self.blocks.contains_key(&name);
         if new {
             self.blocks.insert(name, block);
             self.names.insert(block, name);
@@ -63,15 +56,17 @@ impl Model {
 
 proptest! {
     #[test]
-    fn it_is_a_map_both_ways(steps in steps(), weak in 0..4_usize, spread in any::<u64>()) {
-        let salts = salts()[weak];
+    fn it_is_a_map_both_ways(steps in steps(), weak in 0..2_usize, spread in any::<u64>()) {
+        let salt = salts()[weak];
         // Neighbours; but where all are to meet they must be small.
         let spread = if weak == 0 { spread | 1 } else { 1 };
         let name = |number: u64| EngineHash(number.wrapping_mul(spread));
-        let mut plain = Plain::new(0, salts);
+        let mut plain = Plain::new(0, salt);
         let mut model = Model::default();
         for step in steps {
             match step {
+                // Nobody puts a block in twice.
+                Step::Insert(_, block) if model.names.contains_key(&block) => {}
                 Step::Insert(number, block) => {
                     let inserted = plain.insert(name(number), SequenceHash(block));
                     prop_assert_eq!(inserted, model.insert(number, block));
@@ -101,8 +96,8 @@ proptest! {
 
 #[test]
 fn what_finds_no_room_is_refused() {
-    for salts in salts() {
-        let mut plain = Plain::new(0, salts);
+    for salt in salts() {
+        let mut plain = Plain::new(0, salt);
         let put: Vec<u64> = (0..3000)
             .filter(|number| plain.insert(EngineHash(*number), SequenceHash(number + 5000)))
             .collect();
@@ -116,29 +111,23 @@ fn what_finds_no_room_is_refused() {
 }
 
 #[test]
-fn fingerprints_that_do_not_tell_are_made_good_for_as_long_as_that_is_so() {
-    // Fingerprints are of numbers that are as good as random.
-    let block = |number: u64| {
-        SequenceHash(
-            (number + 1)
-                .wrapping_mul(0xd6e8_feb8_6659_fd93)
-                .swap_bytes(),
-        )
-    };
+fn names_are_found_by_block_for_as_long_as_they_are_asked_for() {
     let mut plain = Plain::default();
     for number in 0..100 {
-        assert!(plain.insert(EngineHash(number), block(number)));
+        assert!(plain.insert(EngineHash(number), SequenceHash(number + 7)));
     }
     assert!(plain.names.is_none());
-    assert!(!plain.insert(EngineHash(500), block(50)));
+    assert_eq!(plain.name(SequenceHash(50 + 7)), Some(EngineHash(50)));
+    assert_eq!(plain.name(SequenceHash(500)), None);
     assert!(plain.names.is_some());
-    assert_eq!(plain.remove(EngineHash(50)), Some(block(50)));
-    assert!(plain.insert(EngineHash(500), block(50)));
+    assert_eq!(plain.remove(EngineHash(50)), Some(SequenceHash(50 + 7)));
+    assert!(plain.insert(EngineHash(500), SequenceHash(50 + 7)));
+    assert_eq!(plain.name(SequenceHash(50 + 7)), Some(EngineHash(500)));
     for number in 1000..1400 {
-        assert!(plain.insert(EngineHash(number), block(number)));
+        assert!(plain.insert(EngineHash(number), SequenceHash(number + 7)));
     }
     assert!(plain.names.is_none());
-    assert_eq!(plain.name(block(50)), Some(EngineHash(500)));
+    assert_eq!(plain.name(SequenceHash(50 + 7)), Some(EngineHash(500)));
 }
 
 #[test]

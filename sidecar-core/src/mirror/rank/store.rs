@@ -118,6 +118,7 @@ impl RankView {
         changes: &mut Changes,
     ) -> Link {
         if let Link::Placed(sequence) = computed
+            && !self.lineage.has(sequence)
             && self.holdings.put_new(hash, sequence, tier)
         {
             self.came(sequence, parent, tier, changes);
@@ -172,7 +173,10 @@ impl RankView {
     ) {
         let copies = self.doubts.is_empty();
         let put = match place {
-            Known::Placed(sequence) => self.holdings.put(hash, sequence, tier, copies),
+            Known::Placed(sequence) => {
+                let held = self.lineage.has(sequence);
+                self.holdings.put(hash, sequence, held, tier, copies)
+            }
             Known::Outside => self.holdings.put_outside(hash, tier, copies),
         };
         match put {

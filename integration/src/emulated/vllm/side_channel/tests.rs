@@ -68,7 +68,11 @@ fn facts_survive_the_way() {
     let real = HandshakeFacts::parse(&recorded("decode")).unwrap();
     assert_eq!(real.metadata.kind(), Kind::Nixl);
     assert_eq!(
-        (real.block_len_bytes, real.block_bytes(), real.num_blocks),
+        (
+            real.block_len_bytes,
+            real.regions().block_bytes(),
+            real.num_blocks
+        ),
         (8192, 16_384, 256)
     );
     let spans: Vec<_> = real.regions().spans(255).unwrap().collect();
