@@ -277,4 +277,9 @@ pub trait Engine: Send + Sync + 'static {
     /// Whether an answer, or an event of one, is to this request, as far as it says. Over a connection on which more was
     /// answered than asked, the next request gets another's answer.
     fn is_answer_to(&self, json: &[u8], request: &RequestId) -> bool;
+
+    /// Whether the engine names its answers to such a request, so that they can be told from another's.
+    fn names_answers(&self, _request: &ClientRequest) -> bool {
+        true
+    }
 }

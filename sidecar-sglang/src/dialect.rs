@@ -189,6 +189,12 @@ pub fn is_answer_to(json: &[u8], request: &RequestId) -> bool {
     }
 }
 
+/// Several choices of a prompt are answered under ids that the engine makes anew (0.5.23).
+pub fn names_answers(request: &ClientRequest) -> bool {
+    let choices: Option<u64> = request.object().get_as("n");
+    choices.is_none_or(|choices| choices == 1)
+}
+
 fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }

@@ -220,4 +220,8 @@ impl Engine for SglangEngine {
     fn is_answer_to(&self, json: &[u8], request: &RequestId) -> bool {
         dialect::is_answer_to(json, request)
     }
+
+    fn names_answers(&self, request: &ClientRequest) -> bool {
+        dialect::names_answers(request)
+    }
 }

@@ -89,33 +89,25 @@ pub fn events(parts: &Parts, at: &Ports) -> Vec<String> {
 
 /// Where the engine itself says that its events are.
 pub fn endpoints(kind: Kind, engine: &str) -> Result<Endpoints> {
-    match kind {
-        Kind::Vllm => {
-            let told = http::get(&format!("{engine}/kv_event_sources"), None)?.json()?;
-            let endpoint = |name: &str| {
-                let endpoint = told["0"][name].as_str();
-                let endpoint =
-                    endpoint.with_context(|| format!("the engine tells no {name}: {told}"));
-                Ok::<_, anyhow::Error>(endpoint?.replace('*', "127.0.0.1"))
-            };
-            Ok(Endpoints {
-                events: endpoint("endpoint")?,
-                replay: endpoint("replay_endpoint")?,
-            })
-        }
+    let tell = |path: &str| http::get(&format!("{engine}/{path}"), None)?.json();
+    let told = match kind {
+        Kind::Vllm => tell("kv_event_sources")?["0"].clone(),
+        // Its `kv_events` says nothing of sockets that are files, as a sidecar has an engine that it launches use.
         Kind::Sglang => {
-            let told = &http::get(&format!("{engine}/server_info"), None)?.json()?["kv_events"];
-            let endpoint = |name: &str| {
-                let port = told[name].as_u64();
-                let port = port.with_context(|| format!("the engine tells no {name}: {told}"));
-                Ok::<_, anyhow::Error>(format!("tcp://127.0.0.1:{}", port?))
-            };
-            Ok(Endpoints {
-                events: endpoint("endpoint_port_base")?,
-                replay: endpoint("replay_endpoint_port_base")?,
-            })
+            let told = tell("server_info")?;
+            let config = told["kv_events_config"].as_str();
+            serde_json::from_str(config.context("the engine publishes no KV events")?)?
         }
-    }
+    };
+    let endpoint = |name: &str| {
+        let endpoint = told[name].as_str();
+        let endpoint = endpoint.with_context(|| format!("the engine tells no {name}: {told}"));
+        Ok::<_, anyhow::Error>(endpoint?.replace('*', "127.0.0.1"))
+    };
+    Ok(Endpoints {
+        events: endpoint("endpoint")?,
+        replay: endpoint("replay_endpoint")?,
+    })
 }
 
 /// Empties the engine's prefix cache; with `running`, requests that run begin anew, where there is such a thing. Otherwise it

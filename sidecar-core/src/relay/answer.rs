@@ -209,6 +209,7 @@ fn judge<E: Engine, C: Call>(
         (200..300, Route::PassThrough(_)) => Ok(()),
         (200, _) => match core.engine.judge_answer(bytes) {
             Err(why) => broke_off(&why),
+            Ok(()) if !core.engine.names_answers(&arrived.request) => Ok(()),
             Ok(()) if core.engine.is_answer_to(bytes, arrived.call.request()) => Ok(()),
             Ok(()) => Err(answers_another(C::STAGE)),
         },

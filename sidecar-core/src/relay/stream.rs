@@ -40,6 +40,8 @@ struct Guard<E: Engine> {
     reader: EventReader,
     route: Route,
     request: RequestId,
+    /// Whether the engine names its answer.
+    named: bool,
     stage: Stage,
     end: Option<End>,
 }
@@ -75,6 +77,7 @@ pub(crate) async fn commit<E: Engine, C: Call>(
         reader: EventReader::new(body),
         route: arrived.request.route(),
         request: arrived.call.request().clone(),
+        named: core.engine.names_answers(&arrived.request),
         stage,
         end: None,
     };
@@ -133,7 +136,8 @@ impl<E: Engine> Guard<E> {
 
     fn is_anothers(&self, event: &[u8]) -> bool {
         let engine = &self.core.engine;
-        !matches!(self.route, Route::PassThrough(_))
+        self.named
+            && !matches!(self.route, Route::PassThrough(_))
             && sse::data(event).is_some_and(|data| !engine.is_answer_to(&data, &self.request))
     }
 
