@@ -8,6 +8,10 @@ use crate::fault_probe::look;
 use crate::fault_probe::quiet::SOON;
 use crate::fault_probe::scene::{Scene, soon};
 use crate::fault_probe::stand::{BOOT_BOUND, Who};
+use crate::real::engine::Kind;
+
+/// SGLang's decode engine keeps pages for 30 s that a dead prefill engine may still be writing to (0.5.23).
+const STILL_WRITTEN: Duration = Duration::from_secs(34);
 
 /// Long enough to be noticed, short enough for its sidecar not to have given the engine up.
 const FROZEN: Duration = Duration::from_secs(4);
@@ -80,7 +84,11 @@ pub(super) fn killed(scene: &mut Scene<'_>) -> Result<()> {
     let ended = call.finish();
     scene.judge("an answer from elsewhere, or an error", &asked, &ended);
     scene.until_claimed(0)?;
-    scene.quiet(&[soon(Who::Decode, Instant::now(), SOON)])
+    let within = match scene.stand.parts.kind {
+        Kind::Vllm => SOON,
+        Kind::Sglang => STILL_WRITTEN,
+    };
+    scene.quiet(&[soon(Who::Decode, Instant::now(), within)])
 }
 
 /// It dies while the router has the ticket, and another engine boots in its place, with its id and with other KV. A decode

@@ -62,15 +62,15 @@ pub(super) fn left_late(scene: &mut Scene<'_>) -> Result<()> {
 
 /// The prefill engine refuses what the decode engine was told to take; nobody tells the latter but Baton.
 pub(super) fn prefill_refuses(scene: &mut Scene<'_>) -> Result<()> {
-    refused(scene, "return_hidden_states", &json!(true), "400: ")
+    refused(scene, "return_hidden_states", &json!(true))
 }
 
 /// The decode engine refuses what the prefill engine takes, which would wait for it.
 pub(super) fn decode_refuses(scene: &mut Scene<'_>) -> Result<()> {
-    refused(scene, "priority", &json!(1), "")
+    refused(scene, "priority", &json!(1))
 }
 
-fn refused(scene: &mut Scene<'_>, key: &'static str, value: &Value, begins: &str) -> Result<()> {
+fn refused(scene: &mut Scene<'_>, key: &'static str, value: &Value) -> Result<()> {
     scene.of_all_kinds();
     for stream in [false, true] {
         let ask = scene.workload.usual(stream).wanting(key, value.clone());
@@ -80,7 +80,10 @@ fn refused(scene: &mut Scene<'_>, key: &'static str, value: &Value, begins: &str
         // Nobody may say anything to it.
         let verdict = Verdict::of(&ended, "");
         let kind = if stream { "stream" } else { "whole" };
-        let honest = matches!(&verdict, Verdict::Honest(why) if why.starts_with(begins));
+        // The engine's judgement is passed on as it is.
+        let judged =
+            matches!(&ended, Ended::Answered(answer) if answer.status == 400 && answer.complete);
+        let honest = judged || matches!(verdict, Verdict::Honest(_));
         let detail = format!("{verdict:?}");
         scene.check(&format!("an error ({kind})"), honest, &detail);
         in_time(scene, &format!("it comes soon ({kind})"), since, FAST);
