@@ -16,6 +16,10 @@ const STILL_WRITTEN: Duration = Duration::from_secs(34);
 /// Long enough to be noticed, short enough for its sidecar not to have given the engine up.
 const FROZEN: Duration = Duration::from_secs(4);
 
+/// A router tries twice a second to tell a sidecar's successor what it has given up. The engine must answer something before
+/// that is believed to be over, which it is asked once a second, and it has a second to notice.
+const TOLD: Duration = Duration::from_secs(4);
+
 /// It stands still with a prompt in it.
 pub(super) fn frozen_computing(scene: &mut Scene<'_>) -> Result<()> {
     for stream in [false, true] {
@@ -69,7 +73,8 @@ pub(super) fn sidecar_killed(scene: &mut Scene<'_>) -> Result<()> {
         let joined = Instant::now();
         let ended = call.finish();
         scene.judge("an answer", &asked, &ended);
-        scene.quiet_since(joined)?;
+        let prefill = soon(Who::Prefill, joined, TOLD);
+        scene.quiet(&[prefill, soon(Who::Decode, joined, SOON)])?;
     }
     Ok(())
 }
