@@ -46,9 +46,6 @@ const CONFORMANCE: &str = "baton-conformance";
 /// evict.
 const LAUNCHED_CASES: [&str; 2] = ["err_do_remote_prefill_without_blocks", "events_evictions"];
 
-/// An agent ends with a transfer under way from a process that stands still.
-const CRASHES_UCX: &str = "a_process_ends_though_its_peer_stands_still";
-
 /// Runs the whole proof, or its short cut.
 pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
     ensure!(
@@ -67,7 +64,7 @@ pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
     engines::install(args.engine, missing)?;
     let transfers = args.only.is_empty() || args.only.contains(&E2eStep::Transfer);
     if transfers && E2eStep::Transfer.is_for(args.engine) {
-        transfer(&engines::installed(args.engine)?, args.smoke)?;
+        transfer(&engines::installed(args.engine)?)?;
     }
     if args.only == [E2eStep::Transfer] {
         return Ok(());
@@ -78,9 +75,9 @@ pub(crate) fn run(args: &E2eArgs, missing: Missing) -> Result<()> {
 
 /// The tests that need NIXL, over the library that the engine brought. They start processes of their own and no engine, and
 /// need cargo, so they run outside of the namespaces.
-fn transfer(engine: &Installation, smoke: bool) -> Result<()> {
-    // UCX itself has died in it, once in some forty times: of use by hand, and no reason to hold everything else up.
-    let left_out: &[&str] = if smoke { &["--skip", CRASHES_UCX] } else { &[] };
+fn transfer(engine: &Installation) -> Result<()> {
+    // One after the other: on a busy machine UCX has died in processes that end (docs/gaps.md).
+    let harness = ["nixl", "--", "--ignored", "--test-threads=1"];
     workspace::run(
         workspace::cargo()
             .args(["test", "--locked", "--package", "baton-transfer"])
@@ -93,8 +90,7 @@ fn transfer(engine: &Installation, smoke: bool) -> Result<()> {
                 "--test",
                 "outside_agent",
             ])
-            .args(["nixl", "--", "--ignored"])
-            .args(left_out)
+            .args(harness)
             .env("BATON_NIXL_LIB", engine.venv()),
     )
 }
