@@ -24,7 +24,10 @@ def _counter(engine: str, name: str, label: str = "") -> float:
 
 class Vllm:
     # Checks of the OpenAI surface that say nothing of this engine, and why.
-    LEFT_OUT: dict[str, str] = {}
+    LEFT_OUT = {
+        "n = 2, greedy": "the engine refuses several greedy choices",
+        "n = 2, greedy, streamed": "the engine refuses several greedy choices",
+    }
 
     @staticmethod
     def reset_prefix_cache(engine: str) -> None:
