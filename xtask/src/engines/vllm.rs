@@ -112,9 +112,9 @@ pub(super) fn environment(cache: &Path, engine: &Engine) -> Vec<(&'static str, S
         ("TORCH_COMPILE_DISABLE", "1".to_owned()),
         ("HF_HUB_OFFLINE", "1".to_owned()),
         ("TRANSFORMERS_OFFLINE", "1".to_owned()),
-        // Cache resets, between two runs that must do the same work.
         // As recorded: what is held is named with random digits. The rows of faults have engines with plain names.
         ("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "0".to_owned()),
+        // Cache resets, between two runs that must do the same work.
         ("VLLM_SERVER_DEV_MODE", "1".to_owned()),
         // What an engine learns about a model at its first boot makes the next one faster.
         ("VLLM_CACHE_ROOT", cache.display().to_string()),
