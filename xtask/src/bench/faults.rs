@@ -38,7 +38,7 @@ pub(crate) struct FaultsArgs {
     #[arg(long)]
     schedule: bool,
 
-    /// Some hundred requests, in about two minutes.
+    /// Some hundred requests, in about five minutes.
     #[arg(long)]
     smoke: bool,
 }
