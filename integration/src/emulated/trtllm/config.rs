@@ -69,6 +69,19 @@ pub enum Transceiver {
     Python,
 }
 
+/// `--server_role`: what a fleet uses it for. The engine itself does what each request says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerRole {
+    /// It computes prompts for others.
+    Context,
+    /// It takes prompts that were computed elsewhere.
+    Generation,
+    /// Both.
+    Any,
+    /// Neither.
+    Alone,
+}
+
 /// How requests between the two sides are vouched for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Auth {
@@ -141,6 +154,8 @@ impl Patience {
 pub struct Config {
     /// Which release.
     pub era: Era,
+    /// What it is used for.
+    pub role: ServerRole,
     /// A directory with a `tokenizer.json`, or a mere name for the built-in tokenizer.
     pub model: String,
     /// `--served_model_name`.
@@ -193,6 +208,7 @@ impl Config {
     pub fn new(era: Era) -> Self {
         Self {
             era,
+            role: ServerRole::Any,
             model: "model".to_owned(),
             served_model_name: "tiny".to_owned(),
             tokens_per_block: TOKENS_PER_BLOCK,

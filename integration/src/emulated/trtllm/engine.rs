@@ -14,7 +14,7 @@ use super::super::seat::Seat;
 use super::super::server::{After, Api, Connection, Request};
 use super::super::tokenizer::Tokenizer;
 use super::answers::Answer;
-use super::config::Config;
+use super::config::{Auth, Config, ServerRole};
 use super::iterations::Iterations;
 use super::outbox::{EventFault, Outbox};
 use super::routes;
@@ -105,9 +105,32 @@ impl EmulatedTrtllm {
         &self.inner.config
     }
 
-    /// Flags that tell a sidecar about this engine.
+    /// Flags that tell a sidecar about this engine: it says hardly anything of itself.
     pub fn sidecar_flags(&self) -> Vec<String> {
-        vec!["--engine".to_owned(), format!("http://{}", self.address())]
+        let config = self.config();
+        let role = match config.role {
+            ServerRole::Context => "prefill",
+            ServerRole::Generation => "decode",
+            ServerRole::Any => "any",
+            ServerRole::Alone => "local",
+        };
+        let mut flags = vec![
+            format!("--engine=http://{}", self.address()),
+            format!("--role={role}"),
+            format!("--tokens-per-block={}", config.tokens_per_block),
+            format!("--attention-dp-ranks={}", config.ranks()),
+        ];
+        flags.push(match config.patience.transfer {
+            Some(timeout) => format!("--kv-transfer-timeout-ms={}", timeout.as_millis().max(1)),
+            None => "--allow-unbounded-transfer".to_owned(),
+        });
+        if let Some(events) = &config.events {
+            flags.push(format!("--event-buffer-max-size={}", events.buffer));
+        }
+        if let Auth::Key(key) = &config.auth {
+            flags.push(format!("--internal-request-auth-key={key}"));
+        }
+        flags
     }
 
     /// Starts the process. Nothing that a life before it said of itself is true of this one; its events begin at 0.

@@ -8,6 +8,7 @@
 //! them. KV events are a queue that whoever polls it empties. Both eras differ in fields, ids and waits: see [`Era`].
 
 mod answers;
+mod args;
 mod auth;
 mod config;
 mod engine;
@@ -23,8 +24,9 @@ mod request;
 mod routes;
 mod telling;
 
+pub use self::args::Args;
 pub use self::config::{
-    Auth, Config, Era, EventsConfig, HashAlgo, Patience, TOKENS_PER_BLOCK, Transceiver,
+    Auth, Config, Era, EventsConfig, HashAlgo, Patience, ServerRole, TOKENS_PER_BLOCK, Transceiver,
 };
 pub use self::engine::EmulatedTrtllm;
 pub use self::hash::v1_block_key;
