@@ -11,7 +11,7 @@ use baton_proto::route::Route;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::{Error, Incarnation, RequestId};
 use baton_sidecar_core::engine::{
-    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Offer, Prefilled, Verdict,
+    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Offer, Prefilled, Returned, Verdict,
 };
 use baton_sidecar_core::questions::bearer;
 use baton_sidecar_core::view::Feed;
@@ -186,8 +186,8 @@ impl Engine for SglangEngine {
     }
 
     /// Nothing is held beyond a leg's end, and a leg of this sidecar's last life has ended with its connection.
-    async fn give_back(&self, _: &TransferMetadata) -> Result<(), Error> {
-        Ok(())
+    async fn give_back(&self, _: &TransferMetadata) -> Result<Returned, Error> {
+        Ok(Returned::Told)
     }
 
     async fn keep(&self, _: &[TransferMetadata]) -> Result<Duration, Error> {

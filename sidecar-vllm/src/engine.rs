@@ -13,7 +13,8 @@ use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
 use baton_sidecar_core::engine::{
-    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Moved, Offer, Prefilled, Verdict,
+    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Moved, Offer, Prefilled, Returned,
+    Verdict,
 };
 use baton_sidecar_core::questions::bearer;
 use baton_sidecar_core::view::Feed;
@@ -410,9 +411,11 @@ impl Engine for VllmEngine {
         Ok(())
     }
 
-    async fn give_back(&self, held: &TransferMetadata) -> Result<(), Error> {
+    async fn give_back(&self, held: &TransferMetadata) -> Result<Returned, Error> {
         let held = HeldAs::parse(held.as_bytes()).map_err(|bad| unusable(&bad))?;
-        self.tell(held.tp_size, Notification::fetched(&held)).await
+        self.tell(held.tp_size, Notification::fetched(&held))
+            .await?;
+        Ok(Returned::Told)
     }
 
     async fn keep(&self, held: &[TransferMetadata]) -> Result<Duration, Error> {
