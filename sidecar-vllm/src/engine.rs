@@ -16,6 +16,7 @@ use baton_sidecar_core::engine::{
     Attached, Engine, EngineLoad, Following, Foreseen, Leg, Moved, Offer, Prefilled, Returned,
     Verdict,
 };
+use baton_sidecar_core::folder::PrivateFolder;
 use baton_sidecar_core::questions::bearer;
 use baton_sidecar_core::view::Feed;
 use baton_transfer::{Agent, Kind};
@@ -34,7 +35,6 @@ use crate::notifier::Notifier;
 use crate::side_channel::SideChannel;
 use crate::transfer_params::{HeldAs, Notification};
 use crate::worker_info::info;
-use baton_kv_events::folder::EventsFolder;
 
 /// Version whose wire facts this sidecar was verified with.
 const VERIFIED: &str = "0.32.";
@@ -58,7 +58,7 @@ pub struct VllmEngine {
     transfer: Option<Transfer>,
     /// What the engine was given as `--kv-events-config`, if that is known.
     events: Option<EventsConfig>,
-    _events_folder: Option<EventsFolder>,
+    _events_folder: Option<PrivateFolder>,
     prompts: PromptConfig,
     max_sequences: Option<u32>,
     last: Mutex<Option<Arc<Seen>>>,
@@ -110,7 +110,7 @@ impl VllmEngine {
             authorization,
             transfer: transfer.transpose()?,
             events: config.events,
-            _events_folder: config.events_folder.map(EventsFolder::make).transpose()?,
+            _events_folder: config.events_folder.map(PrivateFolder::make).transpose()?,
             prompts: config.prompts,
             max_sequences: config.max_sequences,
             last: Mutex::default(),

@@ -19,8 +19,7 @@ use tracing::Instrument;
 
 use super::abort::Unanswered;
 use super::leg::{
-    ActiveLeg, Arrived, Call, answers_another, engine_broke_off, engine_failed, send,
-    too_late,
+    ActiveLeg, Arrived, Call, answers_another, engine_broke_off, engine_failed, send, too_late,
 };
 use super::stream;
 use super::vigil::Vigil;

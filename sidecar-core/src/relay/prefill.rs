@@ -24,8 +24,7 @@ use tracing::Instrument;
 use super::abort::abort;
 use super::frames::{answer, listener, ticket_in};
 use super::leg::{
-    ActiveLeg, Arrived, LONGEST_LEG, answers_another, engine_broke_off, engine_failed,
-    send,
+    ActiveLeg, Arrived, LONGEST_LEG, answers_another, engine_broke_off, engine_failed, send,
 };
 use crate::core::Core;
 use crate::engine::{Attached, Engine, Offer, Prefilled};
