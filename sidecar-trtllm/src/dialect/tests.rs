@@ -11,7 +11,11 @@ use super::*;
 
 macro_rules! recorded {
     ($name:literal) => {
-        include_str!(concat!("../../../integration/recordings/trtllm/", $name))
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../integration/recordings/trtllm/",
+            $name
+        ))
     };
 }
 

@@ -14,7 +14,11 @@ use super::*;
 
 macro_rules! recorded {
     ($name:literal) => {{
-        let text = include_str!(concat!("../../../../integration/recordings/trtllm/", $name));
+        let text = include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../integration/recordings/trtllm/",
+            $name
+        ));
         serde_json::from_str::<Value>(text).unwrap()
     }};
 }
@@ -301,28 +305,31 @@ fn whatever_is_in_a_namespace_that_is_not_told_stays_out_with_all_behind_it() {
 }
 
 #[test]
-fn a_salt_that_is_told_is_a_namespace_and_images_are_none() {
-    let mut followed = Followed::sized();
-    followed.poll(&json!([created(0)]));
-    followed.poll(&recorded!("kv_events_mm_and_salt.json"));
+fn a_salt_that_is_told_is_a_namespace_where_it_can_be_checked() {
     let tokens: Vec<u32> = (1000..1032).collect();
     let salted = Namespace {
         model: "m",
         lora: "",
         salt: "tenant-a",
     };
-    let root = salted.root().unwrap();
-    let is_salted =
-        v1_hash::salted(&tokens, "tenant-a").contains(&EngineHash(18_241_760_671_058_090_087));
-    let expected: Vec<SequenceHash> = is_salted
-        .then(|| root.child(&tokens, &[]))
-        .into_iter()
-        .collect();
-    assert_eq!(followed.held(0, Tier::Device), expected);
-    assert!(
-        is_salted,
-        "the recorded name is of the newer way to make a number of a salt"
-    );
+    let expected = salted.root().unwrap().child(&tokens, &[]);
+    for name in v1_hash::salted(&tokens, "tenant-a") {
+        let mut followed = Followed::sized();
+        let mut stores = stores(1, None, 1000..1032, name.0);
+        stores["data"]["blocks"][0]["cache_salt"] = "tenant-a".into();
+        followed.poll(&json!([created(0), stores]));
+        assert_eq!(followed.held(0, Tier::Device), [expected]);
+    }
+}
+
+#[test]
+fn images_are_no_namespace_and_neither_is_a_salt_of_another_making() {
+    let mut followed = Followed::sized();
+    followed.poll(&json!([created(0)]));
+    followed.poll(&recorded!("kv_events_mm_and_salt.json"));
+    assert_eq!(followed.held(0, Tier::Device), []);
+    let outside = followed.count(0, Oddity::UnknownNamespace);
+    assert_eq!((outside, followed.doubts(0)), (2, vec![]));
 }
 
 #[test]
