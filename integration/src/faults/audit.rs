@@ -56,7 +56,7 @@ pub async fn lift(stand: &Stand) {
 /// What engines were asked is counted, and forgotten by them.
 pub fn forget_requests(stand: &Stand, tally: &mut Tally) {
     for worker in stand.workers() {
-        tally.reached(&worker.engine().take_seen());
+        tally.reached(worker.subject(), &worker.engine().take_seen());
     }
 }
 
@@ -147,7 +147,8 @@ fn still_open(whose: &str, open: &[(&str, i64)], tally: &mut Tally) {
 
 /// What a router that is certain knows is what the engine holds.
 async fn view_is_right(number: usize, router: &RouterSeat, worker: &Worker, tally: &mut Tally) {
-    let held = kv_scene::held(worker.engine(), 0);
+    let engine = worker.engine();
+    let held = kv_scene::held_by(engine, engine.block_size(), 0);
     let digest: BlockSetDigest = held.iter().copied().collect();
     let holds = (held.len() as u64, digest.value());
     let right = becomes(CONVERGES, || async {

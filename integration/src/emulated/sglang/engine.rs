@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use baton_transfer::AgentConfig;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::super::core::{Core, Listener, Mortal};
@@ -37,6 +38,8 @@ struct Inner {
     bootstrap: SocketAddr,
     /// What each rank of the current life has for handoffs.
     seats: Mutex<Vec<Arc<Seat>>>,
+    /// Whether it looks all the time whether clients are still there.
+    watches: watch::Sender<bool>,
     /// Requests that can be aborted by name.
     named: Mutex<HashMap<u64, (String, CancellationToken)>>,
 }
@@ -105,6 +108,7 @@ impl EmulatedSglang {
             bootstrap: SocketAddr::new(http.ip(), config.bootstrap_port),
             config,
             seats: Mutex::default(),
+            watches: watch::Sender::default(),
             named: Mutex::default(),
         };
         Ok(Self {
@@ -216,6 +220,18 @@ impl EmulatedSglang {
             ..PublisherConfig::default()
         };
         Some(Publisher::start_when_free(&config, rank).await)
+    }
+
+    /// It looks all the time whether clients are still there, or again every now and then only.
+    pub fn watch_connections(&self, watches: bool) {
+        self.inner.watches.send_replace(watches);
+    }
+
+    /// Resolves while it looks all the time.
+    pub(super) async fn watches(&self) {
+        let mut watches = self.inner.watches.subscribe();
+        let watching = watches.wait_for(|watches| *watches);
+        watching.await.expect("its other end is the engine's");
     }
 
     /// Ends the process if it runs, and starts it again with nothing in its memory.
