@@ -96,8 +96,10 @@ fn engine_is_empty(worker: &Worker, tally: &mut Tally) {
     let told: usize = held.iter().map(|(_, blocks)| blocks).sum();
     // Held KV may share blocks, so that fewer are in use than are told of; of a request that still runs all are in use.
     let lost = blocks.saturating_sub(told);
+    let works = usize::try_from(works).unwrap_or_default();
     if lost > 0 || works > 0 {
-        tally.leaked_blocks += lost;
+        // A request that still waits will have a block at least.
+        tally.leaked_blocks += lost.max(works);
         let seen = engine.seen();
         let running = seen.iter().filter(|seen| seen.fate() == Fate::Running);
         let ids: Vec<&str> = running

@@ -30,6 +30,9 @@ const FILLS: Duration = Duration::from_secs(10);
 /// Between two looks.
 const GLANCE: Duration = Duration::from_millis(20);
 
+/// Between two orders to drop everything.
+const ORDERS: Duration = Duration::from_millis(4);
+
 /// After how many requests the first of these faults begins.
 pub fn first_due(faults: &[Fault]) -> usize {
     faults.first().map_or(usize::MAX, |fault| fault.after)
@@ -154,7 +157,7 @@ async fn befall_worker(worker: &Worker, fault: &Fault, over: &CancellationToken)
             last(fault, over).await;
             worker.start_sidecar().await;
         }
-        Kind::AbortAll => worker.abort_all().await,
+        Kind::AbortAll => abort_all(worker, fault.lasts, over).await,
         Kind::KillRouter | Kind::StopRouter | Kind::LoseEvents | Kind::Swap => {
             unreachable!("they befall more than a worker")
         }
@@ -177,6 +180,17 @@ fn stop(worker: &Worker, stopped: bool) {
     worker
         .back()
         .set(if stopped { Way::Stalled } else { Way::Through });
+}
+
+async fn abort_all(worker: &Worker, lasts: Duration, over: &CancellationToken) {
+    let aborting = async {
+        loop {
+            worker.abort_all().await;
+            sleep(ORDERS).await;
+        }
+    };
+    let bounded = tokio::time::timeout(lasts, aborting);
+    let _ = over.run_until_cancelled(bounded).await;
 }
 
 async fn slow(worker: &Worker, lasts: Duration, over: &CancellationToken) {

@@ -67,7 +67,7 @@ pub enum Kind {
     /// A decode engine is new and stands still, with handoffs on their way to it, while the prefill engine that holds most
     /// of them restarts under its old `engine_id`.
     Swap,
-    /// Somebody has the engine drop all that it works on.
+    /// Somebody has the engine drop all that it works on, again and again.
     AbortAll,
     /// The router is killed and started again.
     KillRouter,
@@ -182,7 +182,8 @@ fn milliseconds(kind: Kind, random: &mut StdRng) -> u64 {
     let long = random.random_ratio(1, 12);
     match kind {
         Kind::CutSidecar | Kind::CutEngine => 50,
-        Kind::LoseEvents | Kind::AbortAll => 0,
+        Kind::LoseEvents => 0,
+        Kind::AbortAll => random.random_range(50..300),
         Kind::DrainWorker | Kind::StopRouter | Kind::KillRouter => random.random_range(20..300),
         Kind::Swap => random.random_range(100..400),
         Kind::KillEngine { .. } | Kind::KillSidecar | Kind::SlowEngine => {

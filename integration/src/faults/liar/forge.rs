@@ -5,7 +5,7 @@ use std::ops::Range;
 use memchr::memmem;
 
 /// Rooms that there are when they come again and again.
-const ROOMS: u64 = 8;
+const ROOMS: u64 = 3;
 
 /// The same leg in one of a few rooms; `None` if it has none.
 pub(super) fn few_rooms(leg: &[u8]) -> Option<Vec<u8>> {
