@@ -19,6 +19,7 @@ use super::super::tokenizer::Tokenizer;
 use super::bootstrap::Bootstrap;
 use super::config::{Config, Mode};
 use super::load;
+use super::peers::Peers;
 use super::request::{Ask, Refused};
 use super::rooms::Rooms;
 use super::routes;
@@ -47,6 +48,8 @@ struct Inner {
 /// What a rank has for handoffs.
 struct Seat {
     rooms: Arc<Rooms>,
+    /// Whom decode has met.
+    peers: Arc<Peers>,
     transfer: Transfer,
     regions: Regions,
     /// Where decode calls.
@@ -203,6 +206,7 @@ impl EmulatedSglang {
         };
         let seat = Seat {
             rooms,
+            peers: Peers::new(config.patience, death.dead.clone()),
             transfer,
             regions,
             address,
@@ -220,6 +224,11 @@ impl EmulatedSglang {
             ..PublisherConfig::default()
         };
         Some(Publisher::start_when_free(&config, rank).await)
+    }
+
+    /// What its first rank takes for the engine with this bootstrap server; `None` if it knows of none there.
+    pub fn knows_of(&self, bootstrap: SocketAddr) -> Option<SocketAddr> {
+        self.peers(0).known(bootstrap)
     }
 
     /// It looks all the time whether clients are still there, or again every now and then only.
@@ -246,6 +255,10 @@ impl EmulatedSglang {
 
     pub(super) fn rooms(&self, rank: usize) -> Arc<Rooms> {
         Arc::clone(&self.seat(rank).rooms)
+    }
+
+    pub(super) fn peers(&self, rank: usize) -> Arc<Peers> {
+        Arc::clone(&self.seat(rank).peers)
     }
 
     pub(super) fn transfer(&self, rank: usize) -> Transfer {

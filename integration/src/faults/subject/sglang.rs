@@ -22,13 +22,17 @@ const AT_A_TIME: usize = 128;
 /// What a leg that brings KV has in it.
 const BRINGS_KV: &str = r#""bootstrap_room":"#;
 
+/// How long a start takes, and the time between heartbeats, which tell in two of them that an engine is gone.
+const BOOT: Duration = Duration::from_millis(2500);
+const HEARTBEAT: Duration = Duration::from_millis(300);
+
 /// Longer than any run.
 const NEVER: Duration = Duration::from_secs(1 << 20);
 
 pub(super) struct Sglang;
 
 impl Subject for Sglang {
-    /// An engine that notices nothing by itself: whatever ends in time was ended by Baton.
+    /// An engine that notices nothing by itself but that a prefill engine is gone: whatever else ends in time was ended by Baton.
     fn config(&self, side: Side, without: Option<Sabotage>) -> EngineConfig {
         let mode = match side {
             Side::Prefill => Mode::Prefill,
@@ -51,7 +55,7 @@ impl Subject for Sglang {
             patience: Patience {
                 bootstrap: NEVER,
                 waiting: NEVER,
-                heartbeat: NEVER,
+                heartbeat: HEARTBEAT,
                 disconnect_poll: NEVER,
                 ..Patience::REAL
             },
@@ -63,9 +67,10 @@ impl Subject for Sglang {
         config.into()
     }
 
-    /// Nobody could be harmed by a quick one: rooms are of one life.
+    /// Long enough for decode engines to miss it, as real ones take longer than two heartbeats, 10 s. Nobody else could be harmed
+    /// by a quicker one: rooms are of one life.
     fn boot(&self) -> Duration {
-        Duration::from_millis(500)
+        BOOT
     }
 
     fn handoff(&self, body: &Value) -> String {
