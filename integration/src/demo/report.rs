@@ -109,8 +109,13 @@ fn moved(runs: &Runs) -> String {
         .filter(|answer| answer.is_split())
         .count();
     if runs.engines != Engines::Vllm {
-        let offered = count(told) / MIB;
-        return format!("  {offered:.1} MiB were offered for {split} split requests\n");
+        return match told {
+            0 => format!("  for {split} split requests; these engines do not say how much\n"),
+            _ => format!(
+                "  {:.1} MiB were offered for {split} split requests, by engines that say how much\n",
+                count(told) / MIB
+            ),
+        };
     }
     let transfers = run.engines.sum("vllm:nixl_bytes_transferred_count", "");
     let bytes = run.engines.sum("vllm:nixl_bytes_transferred_sum", "");
