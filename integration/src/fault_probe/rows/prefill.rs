@@ -97,12 +97,12 @@ pub(super) fn killed(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// It dies while the router has the ticket, and another engine boots in its place, with its id and with other KV. A decode
-/// engine that never met the first one, as the one that is there, would take the second for it.
+/// engine that never met the first one, as the one that is there, would take the second for it: it must not see the ticket.
 pub(super) fn reborn(scene: &mut Scene<'_>) -> Result<()> {
     scene.revive(Who::Prefill)?;
     scene.revive(Who::Decode)?;
     let asked = scene.usual(false)?;
-    let withheld = look::attempts(&scene.stand.router_url())?.withheld;
+    let before = look::attempts(&scene.stand.router_url())?;
     let call = scene.held_by_router(&asked)?.patient(BOOT_BOUND);
     scene.stand.reboot(Who::Prefill)?;
     scene.until_attached()?;
@@ -111,9 +111,14 @@ pub(super) fn reborn(scene: &mut Scene<'_>) -> Result<()> {
     scene.stand.router()?.thaw()?;
     let ended = call.finish();
     scene.judge("an answer, or an error", &asked, &ended);
-    let withheld = look::attempts(&scene.stand.router_url())?.withheld - withheld;
-    let detail = format!("{withheld} answers withheld");
-    scene.check("decode took it for the first one", withheld > 0, &detail);
+    let after = look::attempts(&scene.stand.router_url())?;
+    let kept_away = after.failed > before.failed && after.withheld == before.withheld;
+    let detail = format!("{before:?} before, {after:?} after");
+    scene.check(
+        "decode was not given the first one's ticket",
+        kept_away,
+        &detail,
+    );
     scene.join(Who::Prefill)?;
     scene.join(Who::Decode)?;
     let again = scene.usual(true)?;
