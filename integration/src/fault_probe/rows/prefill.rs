@@ -97,7 +97,8 @@ pub(super) fn killed(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// It dies while the router has the ticket, and another engine boots in its place, with its id and with other KV. A decode
-/// engine that never met the first one, as the one that is there, would take the second for it: it must not see the ticket.
+/// engine that never met the first one, as the one that is there, would take the second for it. A router that read the ticket in time knows its age, and has it confirmed before decode sees it;
+/// one that reads it only now believes it fresh, and then the answer is withheld.
 pub(super) fn reborn(scene: &mut Scene<'_>) -> Result<()> {
     scene.revive(Who::Prefill)?;
     scene.revive(Who::Decode)?;
