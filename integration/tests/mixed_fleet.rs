@@ -1,12 +1,12 @@
 //! vLLM and SGLang engines of one model behind one router: whole requests anywhere, handoffs among engines of a kind.
 
-use baton_integration::client::Answer;
+use baton_integration::client::{self, Answer};
 use baton_integration::emulated::model;
 use baton_integration::emulated::script::Leg;
 use baton_integration::emulated::sglang::events::{Form, Format};
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::{sglang, vllm};
-use baton_integration::fleet::{EngineConfig, Fleet, Kind, Setup};
+use baton_integration::fleet::{EngineConfig, Fleet, Kind, Setup, TOKEN};
 use baton_integration::ports;
 use baton_integration::wait::until;
 use serde_json::{Value, json};
@@ -72,9 +72,12 @@ fn prompt(number: u32) -> Vec<u32> {
     (0..120).map(|at| 40 + (at * (number + 3)) % 80).collect()
 }
 
+fn body(prompt: &[u32]) -> String {
+    json!({"model": "tiny", "prompt": prompt, "max_tokens": 5, "temperature": 0}).to_string()
+}
+
 async fn ask(fleet: &Fleet, prompt: &[u32]) -> Answer {
-    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 5, "temperature": 0});
-    fleet.complete(body.to_string()).await
+    fleet.complete(body(prompt)).await
 }
 
 fn right(answer: &Answer, prompt: &[u32]) {
@@ -109,7 +112,7 @@ async fn whole_requests_go_to_whichever_kind_holds_the_prompt() {
 
 /// Waits until the router is certain that a worker holds most of a prompt.
 async fn knows_of(fleet: &Fleet, name: &str, prompt: &[u32]) {
-    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 5}).to_string();
+    let body = body(prompt);
     until("the router to know who holds the prompt", || async {
         let plan = fleet.post("/v1/plan", &body).await.json();
         let candidates = plan["candidates"].as_array().cloned().unwrap_or_default();
@@ -144,16 +147,37 @@ async fn kv_is_handed_over_among_engines_of_a_kind_only() {
         }
     }
     assert_eq!(view["pairs"].as_array().unwrap().len(), 4);
-    for number in 0..12 {
-        let prompt = prompt(number);
-        right(&ask(&fleet, &prompt).await, &prompt);
+    for (number, pair) in ["vp,vd", "sp,sd"].into_iter().enumerate() {
+        let prompt = prompt(number.try_into().unwrap());
+        right(&ask_by(&fleet, &prompt, pair).await, &prompt);
     }
-    let [vp, sp] = ["vp", "sp"].map(|name| legs(&fleet, name, Leg::Prefill));
-    let [vd, sd] = ["vd", "sd"].map(|name| legs(&fleet, name, Leg::Decode));
-    assert_eq!((vp, sp), (vd, sd));
-    assert_eq!(vp + sp, 12);
-    assert!(vp > 0 && sp > 0, "both kinds are used: {vp}, {sp}");
+    for (name, leg) in [
+        ("vp", Leg::Prefill),
+        ("sp", Leg::Prefill),
+        ("vd", Leg::Decode),
+        ("sd", Leg::Decode),
+    ] {
+        assert_eq!(legs(&fleet, name, leg), 1, "{name}");
+    }
+    for impossible in ["vp,sd", "sp,vd"] {
+        let answer = ask_by(&fleet, &prompt(9), impossible).await;
+        let message = answer.refused(503);
+        assert!(message.contains("cannot be taken"), "{message}");
+    }
     fleet.finish().await;
+}
+
+/// A gateway of the fleet asks for this pair.
+async fn ask_by(fleet: &Fleet, prompt: &[u32], pair: &str) -> Answer {
+    let (bearer, route) = (format!("Bearer {TOKEN}"), format!("split={pair}"));
+    let headers = [
+        ("content-type", "application/json"),
+        ("authorization", bearer.as_str()),
+        ("baton-route", route.as_str()),
+    ];
+    let address = fleet.address();
+    let asked = client::start(address, "POST", "/v1/completions", &headers, body(prompt));
+    asked.await.finish().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
