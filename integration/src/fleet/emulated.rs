@@ -113,6 +113,22 @@ impl Emulated {
         }
     }
 
+    /// Tokens of a block of its KV cache.
+    pub fn block_size(&self) -> u32 {
+        match self {
+            Self::Vllm(engine) => engine.config().block_size,
+            Self::Sglang(engine) => engine.config().page_size,
+        }
+    }
+
+    /// Whether it notices at once that whoever asked has gone. vLLM always does.
+    pub fn watch_connections(&self, watches: bool) {
+        match self {
+            Self::Vllm(_) => {}
+            Self::Sglang(engine) => engine.watch_connections(watches),
+        }
+    }
+
     /// Flags that tell a sidecar about this engine.
     pub fn sidecar_flags(&self) -> Vec<String> {
         match self {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use baton_transfer::AgentConfig;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::super::core::{Core, Listener, Mortal};
@@ -18,6 +19,7 @@ use super::super::tokenizer::Tokenizer;
 use super::bootstrap::Bootstrap;
 use super::config::{Config, Mode};
 use super::load;
+use super::peers::Peers;
 use super::request::{Ask, Refused};
 use super::rooms::Rooms;
 use super::routes;
@@ -37,6 +39,8 @@ struct Inner {
     bootstrap: SocketAddr,
     /// What each rank of the current life has for handoffs.
     seats: Mutex<Vec<Arc<Seat>>>,
+    /// Whether it looks all the time whether clients are still there.
+    watches: watch::Sender<bool>,
     /// Requests that can be aborted by name.
     named: Mutex<HashMap<u64, (String, CancellationToken)>>,
 }
@@ -44,6 +48,8 @@ struct Inner {
 /// What a rank has for handoffs.
 struct Seat {
     rooms: Arc<Rooms>,
+    /// Whom decode has met.
+    peers: Arc<Peers>,
     transfer: Transfer,
     regions: Regions,
     /// Where decode calls.
@@ -105,6 +111,7 @@ impl EmulatedSglang {
             bootstrap: SocketAddr::new(http.ip(), config.bootstrap_port),
             config,
             seats: Mutex::default(),
+            watches: watch::Sender::default(),
             named: Mutex::default(),
         };
         Ok(Self {
@@ -199,6 +206,7 @@ impl EmulatedSglang {
         };
         let seat = Seat {
             rooms,
+            peers: Peers::new(config.patience, death.dead.clone()),
             transfer,
             regions,
             address,
@@ -218,6 +226,23 @@ impl EmulatedSglang {
         Some(Publisher::start_when_free(&config, rank).await)
     }
 
+    /// What its first rank takes for the engine with this bootstrap server; `None` if it knows of none there.
+    pub fn knows_of(&self, bootstrap: SocketAddr) -> Option<SocketAddr> {
+        self.peers(0).known(bootstrap)
+    }
+
+    /// It looks all the time whether clients are still there, or again every now and then only.
+    pub fn watch_connections(&self, watches: bool) {
+        self.inner.watches.send_replace(watches);
+    }
+
+    /// Resolves while it looks all the time.
+    pub(super) async fn watches(&self) {
+        let mut watches = self.inner.watches.subscribe();
+        let watching = watches.wait_for(|watches| *watches);
+        watching.await.expect("its other end is the engine's");
+    }
+
     /// Ends the process if it runs, and starts it again with nothing in its memory.
     pub async fn restart(&self) {
         self.kill().await;
@@ -230,6 +255,10 @@ impl EmulatedSglang {
 
     pub(super) fn rooms(&self, rank: usize) -> Arc<Rooms> {
         Arc::clone(&self.seat(rank).rooms)
+    }
+
+    pub(super) fn peers(&self, rank: usize) -> Arc<Peers> {
+        Arc::clone(&self.seat(rank).peers)
     }
 
     pub(super) fn transfer(&self, rank: usize) -> Transfer {

@@ -194,7 +194,11 @@ impl Work<'_> {
             let looks = u32::try_from(looks).unwrap_or(u32::MAX);
             absence.0 = Some(self.started + every * looks);
         }
-        tokio::time::sleep_until(absence.0.expect("it was seen")).await;
+        let looks = tokio::time::sleep_until(absence.0.expect("it was seen"));
+        tokio::select! {
+            () = looks => {}
+            () = self.engine.watches() => {}
+        }
     }
 
     /// What an output adds to the text of a choice.

@@ -17,6 +17,7 @@ mod info;
 mod leg;
 mod load;
 mod metrics;
+mod peers;
 mod request;
 mod rooms;
 mod routes;
