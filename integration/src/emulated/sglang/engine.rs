@@ -5,26 +5,27 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use baton_transfer::AgentConfig;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::super::core::{Core, Listener, Mortal};
+use super::super::core::{Core, Listener};
+use super::super::legs::Looks;
 use super::super::process::{Death, Life, Process, Rank};
 use super::super::publisher::{Publisher, PublisherConfig};
-use super::super::reach::{self, Reader, Regions};
+use super::super::reach::{self, Regions};
+use super::super::rooms::Rooms;
+use super::super::seat::Seat;
 use super::super::server::{self, After, Api, Connection, Request};
 use super::super::tokenizer::Tokenizer;
+use super::super::transfer::Transfer;
 use super::bootstrap::Bootstrap;
 use super::config::{Config, Mode};
 use super::load;
 use super::peers::Peers;
 use super::request::{Ask, Refused};
-use super::rooms::Rooms;
 use super::routes;
 use super::telling::Telling;
-use super::transfer::{self, Transfer};
 use crate::wait::until_some;
 
 /// An emulated engine. Clones are the same engine.
@@ -39,21 +40,12 @@ struct Inner {
     bootstrap: SocketAddr,
     /// What each rank of the current life has for handoffs.
     seats: Mutex<Vec<Arc<Seat>>>,
+    /// Whom each rank of the current life has met.
+    peers: Mutex<Vec<Arc<Peers>>>,
     /// Whether it looks all the time whether clients are still there.
     watches: watch::Sender<bool>,
     /// Requests that can be aborted by name.
     named: Mutex<HashMap<u64, (String, CancellationToken)>>,
-}
-
-/// What a rank has for handoffs.
-struct Seat {
-    rooms: Arc<Rooms>,
-    /// Whom decode has met.
-    peers: Arc<Peers>,
-    transfer: Transfer,
-    regions: Regions,
-    /// Where decode calls.
-    address: SocketAddr,
 }
 
 /// A request that can be aborted by its name as long as this lives.
@@ -111,6 +103,7 @@ impl EmulatedSglang {
             bootstrap: SocketAddr::new(http.ip(), config.bootstrap_port),
             config,
             seats: Mutex::default(),
+            peers: Mutex::default(),
             watches: watch::Sender::default(),
             named: Mutex::default(),
         };
@@ -154,6 +147,8 @@ impl EmulatedSglang {
             seats.push(Arc::new(seat));
         }
         let addresses = seats.iter().map(|seat| seat.address).collect();
+        let met = |_: &_| Peers::new(inner.config.patience, death.dead.clone());
+        *inner.peers.lock().unwrap() = seats.iter().map(met).collect();
         *inner.seats.lock().unwrap() = seats;
         let started = 1_796_006_723.0 + f64::from(rand::random::<u32>()) / 65_536.0;
         let life = Life::new(reach::uuid(), started, ranks, death, Vec::new());
@@ -174,42 +169,23 @@ impl EmulatedSglang {
 
     async fn boot_rank(&self, rank: u32, death: &Arc<Death>) -> (Rank, Seat) {
         let config = &self.inner.config;
-        let core_config = config.core(rank);
-        let (blocks, block_bytes) = (core_config.blocks, core_config.block_bytes());
-        let agent = AgentConfig {
-            bandwidth: config.kv_bandwidth,
-            ..AgentConfig::new(reach::uuid())
-        };
-        let (agent, memory, regions) = reach::memory(&config.fabric, agent, blocks, block_bytes)
-            .await
-            .expect("an agent and memory");
-        let reader = Reader::new(&agent, block_bytes, blocks).await;
-        let transfer = Transfer::new(reader, config.page_size);
         let publisher = self.publisher(rank).await;
         let telling = Arc::new(Telling::new(publisher.clone(), config));
-        let core = Core::within(
-            memory,
-            core_config,
+        let (core, agent, seat) = Seat::take(
+            &config.fabric,
+            config.core(rank),
             Arc::clone(&self.tokenizer),
-            Arc::new(transfer.clone()),
             Arc::clone(&telling) as Arc<dyn Listener>,
-            Arc::clone(death) as Arc<dyn Mortal>,
-        );
+            death,
+        )
+        .await;
         work(config, &core, death);
-        load::start(&self.inner.config, rank, &core, death).await;
-        let (rooms, address) = rooms(&agent, &core, death).await;
+        load::start(config, rank, &core, death).await;
         let rank = Rank {
             core,
             publisher,
             agent,
             texts: telling.texts(),
-        };
-        let seat = Seat {
-            rooms,
-            peers: Peers::new(config.patience, death.dead.clone()),
-            transfer,
-            regions,
-            address,
         };
         (rank, seat)
     }
@@ -236,11 +212,12 @@ impl EmulatedSglang {
         self.inner.watches.send_replace(watches);
     }
 
-    /// Resolves while it looks all the time.
-    pub(super) async fn watches(&self) {
-        let mut watches = self.inner.watches.subscribe();
-        let watching = watches.wait_for(|watches| *watches);
-        watching.await.expect("its other end is the engine's");
+    /// How often it looks whether clients are still there.
+    pub(super) fn looks(&self) -> Looks {
+        Looks {
+            every: self.config().patience.disconnect_poll,
+            always: self.inner.watches.subscribe(),
+        }
     }
 
     /// Ends the process if it runs, and starts it again with nothing in its memory.
@@ -258,7 +235,7 @@ impl EmulatedSglang {
     }
 
     pub(super) fn peers(&self, rank: usize) -> Arc<Peers> {
-        Arc::clone(&self.seat(rank).peers)
+        Arc::clone(&self.inner.peers.lock().unwrap()[rank])
     }
 
     pub(super) fn transfer(&self, rank: usize) -> Transfer {
@@ -323,28 +300,4 @@ fn work(config: &Config, core: &Arc<Core>, death: &Death) {
     let work = Arc::clone(core).run();
     let dead = death.dead.clone();
     tokio::spawn(async move { dead.run_until_cancelled(work).await });
-}
-
-/// The rooms of a rank, and where decode calls.
-async fn rooms(
-    agent: &baton_transfer::Agent,
-    core: &Arc<Core>,
-    death: &Arc<Death>,
-) -> (Arc<Rooms>, SocketAddr) {
-    let rooms = Arc::new(Rooms::default());
-    tokio::spawn(transfer::listen(
-        agent.clone(),
-        Arc::clone(core),
-        Arc::clone(&rooms),
-    ));
-    let listener = TcpListener::bind("127.0.0.1:0").await;
-    let listener = listener.expect("the kernel has a port");
-    let address = listener.local_addr().expect("it is bound");
-    let (listening, dead) = (Arc::clone(&rooms), death.dead.clone());
-    tokio::spawn(async move {
-        let listen = Arc::clone(&listening).listen(listener);
-        dead.run_until_cancelled(listen).await;
-        listening.close();
-    });
-    (rooms, address)
 }

@@ -19,10 +19,8 @@ mod load;
 mod metrics;
 mod peers;
 mod request;
-mod rooms;
 mod routes;
 mod telling;
-mod transfer;
 
 pub use self::args::Args;
 pub use self::config::{Config, EventsConfig, Mode, PAGE_SIZE, PAGES, Patience};

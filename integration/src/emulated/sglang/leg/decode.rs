@@ -6,9 +6,10 @@ use std::pin::pin;
 use tokio::sync::oneshot;
 
 use super::super::super::core::{Handoff, Output, Remote, Submitted};
+use super::super::super::legs::Abort;
+use super::super::super::rooms::{Kv, Line, Word};
 use super::super::bootstrap;
-use super::super::rooms::{Kv, Line, Word};
-use super::{ABORTED, Abort, Bootstrap, Leg, aborted, timed_out};
+use super::{ABORTED, Bootstrap, Leg, aborted, timed_out};
 
 /// Why a leg that has met its prefill ends early.
 enum Stop {
@@ -30,7 +31,7 @@ impl Leg {
         let Some(address) = met.flatten() else {
             return Err(self.failed("Decode", "handshake", at.room, ABORTED));
         };
-        let Some(mut line) = Line::to(address, at.room).await else {
+        let Some(mut line) = Line::to(address, at.room, true).await else {
             let why = self.in_vain(at).await;
             return Err(self.failed("Decode", "transfer", at.room, &why));
         };
