@@ -14,7 +14,6 @@ pub mod decoder;
 pub mod dialect;
 mod event;
 pub mod field;
-pub mod folder;
 pub mod follow;
 pub mod message;
 pub mod number;

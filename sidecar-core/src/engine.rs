@@ -13,8 +13,9 @@ use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::WorkerInfo;
 use baton_proto::{Error, Incarnation, RequestId};
 use baton_transfer::Agent;
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 
+use crate::relay::leg::is_judgement;
 use crate::view::Feed;
 
 /// An engine that answers, and what it is.
@@ -62,8 +63,8 @@ impl Leg<'_> {
 pub struct HeldKv {
     /// What decode needs to fetch it.
     pub metadata: TransferMetadata,
-    /// How much, in bytes.
-    pub bytes: u64,
+    /// How much, in bytes, if that is known.
+    pub bytes: Option<u64>,
     /// How long the engine holds it, counted from the end of the prefill.
     pub lease: Duration,
 }
@@ -152,6 +153,15 @@ impl Prefilled {
     }
 }
 
+/// What became of KV that an engine was asked to take back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Returned {
+    /// The engine was told; it does not answer.
+    Told,
+    /// The engine knows no way to be told: it lets go when its lease ends.
+    AtItsLease,
+}
+
 /// How busy an engine says it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EngineLoad {
@@ -188,6 +198,11 @@ pub trait Engine: Send + Sync + 'static {
 
     /// What the engine wants in the `authorization` header, if anything.
     fn authorization(&self) -> Option<&HeaderValue>;
+
+    /// A header that vouches for a leg's body; nothing for an engine that wants none.
+    fn vouch(&self, _body: &str) -> Option<(HeaderName, HeaderValue)> {
+        None
+    }
 
     /// Looks at the engine and refuses one that cannot work, in one sentence.
     fn attach(&self) -> impl Future<Output = Result<Attached, Error>> + Send;
@@ -247,11 +262,20 @@ pub trait Engine: Send + Sync + 'static {
     /// watches its connections. The end of the request is not waited for.
     fn abort(&self, request: &RequestId) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Lets the engine have KV back that it holds for a handoff and that nobody fetches any more. Done when it was told; it
-    /// does not answer. Not asked of what was offered.
-    fn give_back(&self, held: &TransferMetadata) -> impl Future<Output = Result<(), Error>> + Send;
+    /// Lets the engine have KV back that it holds for a handoff and that nobody fetches any more. Not asked of what was
+    /// offered.
+    fn give_back(
+        &self,
+        held: &TransferMetadata,
+    ) -> impl Future<Output = Result<Returned, Error>> + Send;
 
-    /// Has the engine hold KV for longer. Not asked of what was offered. For how long from now on, at least.
+    /// Whether the engine can be made to hold KV for longer than it would by itself.
+    fn extends_leases(&self) -> bool {
+        true
+    }
+
+    /// Has the engine hold KV for longer. Not asked of what was offered, nor of an engine that cannot. For how long from now
+    /// on, at least.
     fn keep(
         &self,
         held: &[TransferMetadata],
@@ -267,6 +291,12 @@ pub trait Engine: Send + Sync + 'static {
 
     /// The body of a local leg.
     fn local_body(&self, request: &ClientRequest, leg: Leg<'_>) -> String;
+
+    /// Whether an answer that is no success is the engine's judgement on the request, which the client is to have; if not, the
+    /// engine itself has failed.
+    fn is_judgement(&self, status: u16, _body: &[u8]) -> bool {
+        is_judgement(status)
+    }
 
     /// What the data of a streamed event means.
     fn judge_event(&self, data: &[u8]) -> Verdict;

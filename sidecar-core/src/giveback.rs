@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
 use crate::core::Core;
-use crate::engine::Engine;
+use crate::engine::{Engine, Returned};
 use crate::ledger::{Due, Fetcher};
 use crate::peers::{Failed, strange};
 
@@ -65,7 +65,8 @@ async fn attempt<E: Engine>(core: Arc<Core<E>>, due: Due) {
     }
     let told = timeout(TELL_TIME, core.engine.give_back(&due.metadata)).await;
     match told.unwrap_or_else(|_| Err(slow("told that it may have KV back"))) {
-        Ok(()) => core.ledger.given_back(id),
+        Ok(Returned::Told) => core.ledger.given_back(id),
+        Ok(Returned::AtItsLease) => core.ledger.left_to_lease(id),
         Err(error) => {
             core.metrics.give_back_failures.inc();
             tracing::info!(ticket = %id, %error, "KV could not be given back");
@@ -86,6 +87,9 @@ async fn revoke<E: Engine>(core: &Core<E>, decode: &str, id: &TicketId) -> Resul
 
 /// Has the engine keep what is claimed, for as long as its request may want it.
 pub(crate) async fn keep<E: Engine>(core: Arc<Core<E>>) {
+    if !core.engine.extends_leases() {
+        return;
+    }
     let mut ticks = tokio::time::interval(KEEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

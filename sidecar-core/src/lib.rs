@@ -11,6 +11,7 @@ pub mod args;
 pub mod command;
 pub mod core;
 pub mod engine;
+pub mod folder;
 mod giveback;
 mod labels;
 pub mod launch;

@@ -21,6 +21,8 @@ pub struct Questions {
     client: Client,
     base_url: String,
     authorization: Option<HeaderValue>,
+    patience: Duration,
+    most: usize,
 }
 
 impl Questions {
@@ -34,6 +36,18 @@ impl Questions {
             client: Client::new(limits),
             base_url: base_url.to_owned(),
             authorization,
+            patience: PATIENCE,
+            most: MAX_ANSWER,
+        }
+    }
+
+    /// The same for questions that take longer, or have larger answers: up to `most` bytes.
+    #[must_use]
+    pub fn within(self, patience: Duration, most: usize) -> Self {
+        Self {
+            patience,
+            most,
+            ..self
         }
     }
 
@@ -65,10 +79,10 @@ impl Questions {
                 .headers_mut()
                 .insert(AUTHORIZATION, authorization.clone());
         }
-        let sent = self.client.send(request, PATIENCE).await;
+        let sent = self.client.send(request, self.patience).await;
         let response = sent.map_err(|error| error.into_error(Source::Engine, Stage::Fleet))?;
         let status = response.status();
-        let body = read_limited(response.into_body(), MAX_ANSWER, PATIENCE).await;
+        let body = read_limited(response.into_body(), self.most, self.patience).await;
         let body = body.map_err(|bad| strange(path, &bad.to_string()))?;
         if status.is_success() {
             return Ok(body.to_vec());

@@ -4,15 +4,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use baton_daemon::Exit;
-use baton_kv_events::folder::EventsFolder;
 use baton_proto::model::ModelFiles;
 use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::{Error, Incarnation, RequestId};
 use baton_sidecar_core::engine::{
-    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Offer, Prefilled, Verdict,
+    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Offer, Prefilled, Returned, Verdict,
 };
+use baton_sidecar_core::folder::PrivateFolder;
 use baton_sidecar_core::questions::bearer;
 use baton_sidecar_core::view::Feed;
 use baton_transfer::Agent;
@@ -45,7 +45,7 @@ pub struct SglangEngine {
     pub(crate) last: Mutex<Option<Arc<Seen>>>,
     /// Where its present life publishes its load.
     pub(crate) load: Mutex<Weak<LoadStream>>,
-    _events_folder: Option<EventsFolder>,
+    _events_folder: Option<PrivateFolder>,
 }
 
 /// What was last seen of the engine.
@@ -73,7 +73,7 @@ impl SglangEngine {
             _events_folder: config
                 .events_folder
                 .clone()
-                .map(EventsFolder::make)
+                .map(PrivateFolder::make)
                 .transpose()?,
             config,
         })
@@ -186,8 +186,8 @@ impl Engine for SglangEngine {
     }
 
     /// Nothing is held beyond a leg's end, and a leg of this sidecar's last life has ended with its connection.
-    async fn give_back(&self, _: &TransferMetadata) -> Result<(), Error> {
-        Ok(())
+    async fn give_back(&self, _: &TransferMetadata) -> Result<Returned, Error> {
+        Ok(Returned::Told)
     }
 
     async fn keep(&self, _: &[TransferMetadata]) -> Result<Duration, Error> {

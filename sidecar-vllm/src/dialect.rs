@@ -143,7 +143,7 @@ pub fn read_prefill(
         cached_tokens,
     };
     let kv = params.map(|(params, raw)| HeldKv {
-        bytes: params.bytes(from),
+        bytes: Some(params.bytes(from)),
         metadata: TransferMetadata::new(raw.to_owned()),
         lease,
     });

@@ -13,8 +13,10 @@ use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::worker::{Role, Tier, TierBlocks};
 use baton_proto::{Error, ErrorKind, Incarnation, RequestId, Retry, Source, Stage};
 use baton_sidecar_core::engine::{
-    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Moved, Offer, Prefilled, Verdict,
+    Attached, Engine, EngineLoad, Following, Foreseen, Leg, Moved, Offer, Prefilled, Returned,
+    Verdict,
 };
+use baton_sidecar_core::folder::PrivateFolder;
 use baton_sidecar_core::questions::bearer;
 use baton_sidecar_core::view::Feed;
 use baton_transfer::{Agent, Kind};
@@ -33,7 +35,6 @@ use crate::notifier::Notifier;
 use crate::side_channel::SideChannel;
 use crate::transfer_params::{HeldAs, Notification};
 use crate::worker_info::info;
-use baton_kv_events::folder::EventsFolder;
 
 /// Version whose wire facts this sidecar was verified with.
 const VERIFIED: &str = "0.32.";
@@ -57,7 +58,7 @@ pub struct VllmEngine {
     transfer: Option<Transfer>,
     /// What the engine was given as `--kv-events-config`, if that is known.
     events: Option<EventsConfig>,
-    _events_folder: Option<EventsFolder>,
+    _events_folder: Option<PrivateFolder>,
     prompts: PromptConfig,
     max_sequences: Option<u32>,
     last: Mutex<Option<Arc<Seen>>>,
@@ -109,7 +110,7 @@ impl VllmEngine {
             authorization,
             transfer: transfer.transpose()?,
             events: config.events,
-            _events_folder: config.events_folder.map(EventsFolder::make).transpose()?,
+            _events_folder: config.events_folder.map(PrivateFolder::make).transpose()?,
             prompts: config.prompts,
             max_sequences: config.max_sequences,
             last: Mutex::default(),
@@ -410,9 +411,11 @@ impl Engine for VllmEngine {
         Ok(())
     }
 
-    async fn give_back(&self, held: &TransferMetadata) -> Result<(), Error> {
+    async fn give_back(&self, held: &TransferMetadata) -> Result<Returned, Error> {
         let held = HeldAs::parse(held.as_bytes()).map_err(|bad| unusable(&bad))?;
-        self.tell(held.tp_size, Notification::fetched(&held)).await
+        self.tell(held.tp_size, Notification::fetched(&held))
+            .await?;
+        Ok(Returned::Told)
     }
 
     async fn keep(&self, held: &[TransferMetadata]) -> Result<Duration, Error> {

@@ -117,7 +117,7 @@ fn every_recorded_prefill_is_read_for_what_it_left() {
                 assert!(!several && !stopped, "{}", leg.name);
                 assert_eq!(
                     kv.bytes,
-                    u64::from(usage.prompt_tokens.div_ceil(32)) * 16_384,
+                    Some(u64::from(usage.prompt_tokens.div_ceil(32)) * 16_384),
                     "{}",
                     leg.name
                 );

@@ -69,6 +69,8 @@ pub(super) struct Leaving {
     pub(super) lapses: Instant,
     fetcher: Fetcher,
     not_before: Instant,
+    /// The engine cannot be told, and lets go by itself when its lease ends.
+    at_its_lease: bool,
     /// The leg that holds it, and ends when the token is cancelled.
     pub(super) leg: Option<CancellationToken>,
 }
@@ -100,6 +102,7 @@ impl Leaving {
             lapses,
             fetcher,
             not_before: Instant::now(),
+            at_its_lease: false,
             leg,
         }
     }
@@ -213,6 +216,11 @@ impl Ledger {
         self.change(id, |leaving| leaving.not_before = Instant::now() + AGAIN);
     }
 
+    /// The engine cannot be told: this stays held until its lease ends, and counts as stranded then.
+    pub fn left_to_lease(&self, id: &TicketId) {
+        self.change(id, |leaving| leaving.at_its_lease = true);
+    }
+
     /// The engine was told that it may have this back.
     pub fn given_back(&self, id: &TicketId) {
         let mut entries = self.lock();
@@ -256,7 +264,7 @@ impl Ledger {
 
 impl Leaving {
     fn can_be_ended(&self) -> bool {
-        !matches!(self.fetcher, Fetcher::Somebody | Fetcher::Prefill)
+        !self.at_its_lease && !matches!(self.fetcher, Fetcher::Somebody | Fetcher::Prefill)
     }
 
     fn is_due(&self, now: Instant) -> bool {

@@ -217,6 +217,22 @@ async fn what_somebody_unknown_may_be_fetching_is_stranded_until_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_engine_cannot_be_told_of_is_left_to_its_lease_and_counted() {
+    let ledger = ledger();
+    held(&ledger, "t");
+    ledger.withdraw(&id("t"));
+    assert_eq!(ledger.due().len(), 1);
+    ledger.left_to_lease(&id("t"));
+    tokio::time::advance(LEASE / 2).await;
+    assert_eq!((ledger.due().len(), ledger.next_due()), (0, None));
+    sweep(&ledger);
+    assert_eq!((leaving(&ledger), ledger.metrics.stranded.get()), (1, 0));
+    tokio::time::advance(LEASE / 2).await;
+    sweep(&ledger);
+    assert_eq!((leaving(&ledger), ledger.metrics.stranded.get()), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn tickets_end_with_their_router() {
     let ledger = ledger();
     held(&ledger, "t");

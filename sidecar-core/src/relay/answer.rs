@@ -19,8 +19,7 @@ use tracing::Instrument;
 
 use super::abort::Unanswered;
 use super::leg::{
-    ActiveLeg, Arrived, Call, answers_another, engine_broke_off, engine_failed, is_judgement, send,
-    too_late,
+    ActiveLeg, Arrived, Call, answers_another, engine_broke_off, engine_failed, send, too_late,
 };
 use super::stream;
 use super::vigil::Vigil;
@@ -213,7 +212,7 @@ fn judge<E: Engine, C: Call>(
             Ok(()) if core.engine.is_answer_to(bytes, arrived.call.request()) => Ok(()),
             Ok(()) => Err(answers_another(C::STAGE)),
         },
-        (status, _) if is_judgement(status) => Ok(()),
+        (status, _) if core.engine.is_judgement(status, bytes) => Ok(()),
         (400.., _) => Err(engine_failed(C::STAGE, status, bytes)),
         _ => broke_off(&format!("had the status {status}")),
     }

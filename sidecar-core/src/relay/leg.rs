@@ -234,6 +234,7 @@ pub async fn send<E: Engine, C: Call>(
     time: Duration,
 ) -> Result<Response<Incoming>, Error> {
     let uri = format!("{}{}", core.engine.base_url(), arrived.request.route());
+    let vouched = core.engine.vouch(&body);
     let mut request = Request::builder()
         .method(Method::POST)
         .uri(uri)
@@ -253,6 +254,7 @@ pub async fn send<E: Engine, C: Call>(
             .headers_mut()
             .insert(AUTHORIZATION, authorization.clone());
     }
+    request.headers_mut().extend(vouched);
     arrived.trace.child().apply(request.headers_mut());
     let sent = core.client.send(request, time).await;
     sent.map_err(|error| error.into_error(Source::Engine, C::STAGE))

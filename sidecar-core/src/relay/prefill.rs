@@ -24,8 +24,7 @@ use tracing::Instrument;
 use super::abort::abort;
 use super::frames::{answer, listener, ticket_in};
 use super::leg::{
-    ActiveLeg, Arrived, LONGEST_LEG, answers_another, engine_broke_off, engine_failed,
-    is_judgement, send,
+    ActiveLeg, Arrived, LONGEST_LEG, answers_another, engine_broke_off, engine_failed, send,
 };
 use crate::core::Core;
 use crate::engine::{Attached, Engine, Offer, Prefilled};
@@ -225,7 +224,7 @@ impl<E: Engine> Running<E> {
         }
         open.holds_nothing();
         match head.status.as_u16() {
-            status if is_judgement(status) && bytes.len() <= MAX_JUDGEMENT => {
+            status if self.is_judgement(status, &bytes) => {
                 let message = baton_proto::error::openai_message(&bytes)
                     .unwrap_or_else(|| "no reason given".to_owned());
                 let error = Error::new(
@@ -317,6 +316,10 @@ impl<E: Engine> Running<E> {
         }
     }
 
+    fn is_judgement(&self, status: u16, answer: &[u8]) -> bool {
+        answer.len() <= MAX_JUDGEMENT && self.core.engine.is_judgement(status, answer)
+    }
+
     /// Books what the engine holds now.
     fn book(
         &self,
@@ -344,7 +347,7 @@ impl<E: Engine> Running<E> {
                 );
                 let draft = Draft {
                     prompt_tokens: Some(usage.prompt_tokens),
-                    bytes: Some(kv.bytes),
+                    bytes: kv.bytes,
                     ..known
                 };
                 let ticket = open.hold(draft, kv.lease, wanted(&self.arrived));

@@ -1,22 +1,22 @@
-//! Where the sockets of a launched engine's KV events are.
+//! What a sidecar and the engine that it launches share in files: sockets, options.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 use baton_daemon::Exit;
 
-/// A folder for the sockets of an engine that this sidecar launches. It goes with the sidecar.
+/// A folder for an engine that this sidecar launches. It goes with the sidecar.
 #[derive(Debug)]
-pub struct EventsFolder(PathBuf);
+pub struct PrivateFolder(PathBuf);
 
-impl EventsFolder {
+impl PrivateFolder {
     /// Makes it.
     pub fn make(path: PathBuf) -> Result<Self, Exit> {
-        // Events carry the tokens of all prompts: they are nobody else's.
+        // KV events carry the tokens of all prompts, options may hold keys: they are nobody else's.
         let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|error| {
             Exit::failure(format!(
-                "the folder {} for the engine's KV events cannot be made: {error}",
+                "the folder {} for the engine cannot be made: {error}",
                 path.display()
             ))
         })?;
@@ -24,7 +24,7 @@ impl EventsFolder {
     }
 }
 
-impl Drop for EventsFolder {
+impl Drop for PrivateFolder {
     fn drop(&mut self) {
         // Nothing is lost with it that anybody could still want.
         let _ = std::fs::remove_dir_all(&self.0);
