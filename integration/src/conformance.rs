@@ -23,6 +23,7 @@ pub mod sglang;
 pub mod shape;
 pub mod socket;
 pub mod target;
+pub mod trtllm;
 pub mod wire;
 
 use std::time::Instant;

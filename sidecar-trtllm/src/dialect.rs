@@ -14,10 +14,11 @@ use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use baton_proto::ticket::{Ticket, TransferMetadata};
 use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
-use baton_sidecar_core::engine::{Leg, Prefilled};
+use baton_sidecar_core::engine::Leg;
 pub use baton_sidecar_core::openai::{judge_answer, judge_event};
 use serde_json::json;
 
+pub(crate) use handoff::read_offered;
 pub use handoff::{Handoff, read_prefill};
 
 use crate::ids;
@@ -85,16 +86,6 @@ pub(crate) fn offer(id: u64, endpoint: &ContextEndpoint) -> TransferMetadata {
         endpoint.rank
     );
     TransferMetadata::new(format!("{{\"disaggregated_params\":{params}}}"))
-}
-
-/// What a prefill means that decode did not wait for: whatever its first token was, decode has it, too.
-pub(crate) fn handed_over(read: Prefilled) -> Prefilled {
-    match read {
-        Prefilled::Handoff { usage, .. } | Prefilled::Ended { usage, .. } => {
-            Prefilled::HandedOver { usage }
-        }
-        handed_over @ Prefilled::HandedOver { .. } => handed_over,
-    }
 }
 
 /// TensorRT-LLM shares no block between different cache salts.

@@ -83,7 +83,17 @@ pub fn answers_under(
 
 /// Compares two documents.
 pub fn documents(recorded: &Value, seen: &Value, circumstances: &[When]) -> Vec<Difference> {
-    let mut comparison = Comparison::new(&mask::VLLM, circumstances);
+    documents_under(&mask::VLLM, recorded, seen, circumstances)
+}
+
+/// The same under these masks.
+pub fn documents_under(
+    masks: &Masks,
+    recorded: &Value,
+    seen: &Value,
+    circumstances: &[When],
+) -> Vec<Difference> {
+    let mut comparison = Comparison::new(masks, circumstances);
     comparison.values(recorded, seen);
     comparison.found
 }

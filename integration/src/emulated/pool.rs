@@ -46,8 +46,23 @@ pub enum Change {
     },
     /// A block was evicted from the host's memory.
     RemovedFromHost(BlockHash),
+    /// A block went to the host's memory instead of being evicted.
+    Offloaded(BlockHash),
+    /// It is back.
+    Onboarded(BlockHash),
     /// Nothing can be found any more.
     Cleared,
+}
+
+/// What the host's memory is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostMemory {
+    /// Nothing.
+    Unused,
+    /// Copies of so many blocks, made as soon as they can be found (SGLang).
+    Copies(usize),
+    /// So many blocks that would be evicted: a block is either here or there (TensorRT-LLM).
+    Evicted(usize),
 }
 
 /// What separates sequences of equal tokens.
@@ -109,9 +124,13 @@ impl Pool {
         pool
     }
 
-    /// Keeps copies of so many blocks in the host's memory.
-    pub fn copying_to_host(&mut self, blocks: usize) {
-        self.host = (blocks > 0).then(|| Host::new(blocks));
+    /// Uses the host's memory.
+    pub fn use_host(&mut self, memory: HostMemory) {
+        self.host = match memory {
+            HostMemory::Copies(blocks) if blocks > 0 => Some(Host::of_copies(blocks)),
+            HostMemory::Evicted(blocks) if blocks > 0 => Some(Host::of_evicted(blocks)),
+            _ => None,
+        };
     }
 
     /// Blocks that can be taken, evicting what they hold.
@@ -193,11 +212,25 @@ impl Pool {
             return;
         }
         for (id, hash) in blocks {
-            self.blocks[*id as usize].hash = Some(*hash);
-            self.cached.entry(*hash).or_default().push(*id);
+            self.name(*id, *hash);
         }
         let hashes: Vec<_> = blocks.iter().map(|(_, hash)| *hash).collect();
         self.announce(&hashes, parent, tokens, keys);
+    }
+
+    fn name(&mut self, id: BlockId, hash: BlockHash) {
+        self.blocks[id as usize].hash = Some(hash);
+        self.cached.entry(hash).or_default().push(id);
+    }
+
+    /// Whether this block was in the host's memory only: then it is there no longer, but here.
+    fn onboard(&mut self, id: BlockId, hash: BlockHash) -> bool {
+        let back = self.host.as_mut().is_some_and(|host| host.gives(&hash));
+        if back {
+            self.name(id, hash);
+            self.changes.push(Change::Onboarded(hash));
+        }
+        back
     }
 
     /// The same, but nothing is found twice: where a block is held already, that one is used in place of the given one. The
@@ -222,6 +255,7 @@ impl Pool {
                     used.push(known);
                 }
                 Some(known) => used.push(known),
+                None if self.onboard(block.0, block.1) => used.push(block.0),
                 None => {
                     let tokens = &tokens[at * block_size..(at + 1) * block_size];
                     self.store(&[*block], parent, tokens, keys);
@@ -245,7 +279,7 @@ impl Pool {
         keys: &CacheKeys,
     ) {
         let bytes = self.read(id, 0, self.block_bytes);
-        let Some(host) = self.host.as_mut().filter(|host| !host.holds(&hash)) else {
+        let Some(host) = self.host.as_mut().filter(|host| host.copies(&hash)) else {
             return;
         };
         let gone = host.keep(hash, bytes);
@@ -274,7 +308,9 @@ impl Pool {
             let Some(bytes) = bytes else { break };
             let Some(taken) = self.take(1) else { break };
             self.write(taken[0], 0, &bytes);
-            self.store(&[(taken[0], *hash)], parent, tokens, keys);
+            if !self.onboard(taken[0], *hash) {
+                self.store(&[(taken[0], *hash)], parent, tokens, keys);
+            }
             loaded.extend(taken);
             parent = Some(*hash);
         }
@@ -368,7 +404,19 @@ impl Pool {
                 self.cached.remove(&hash);
             }
         }
-        self.changes.push(Change::Removed(hash));
+        self.leave(id, hash);
+    }
+
+    /// A block goes to the host's memory, or nowhere.
+    fn leave(&mut self, id: BlockId, hash: BlockHash) {
+        if !self.host.as_ref().is_some_and(Host::takes_evicted) {
+            self.changes.push(Change::Removed(hash));
+            return;
+        }
+        let bytes = self.read(id, 0, self.block_bytes);
+        let gone = self.host.as_mut().and_then(|host| host.keep(hash, bytes));
+        self.changes.push(Change::Offloaded(hash));
+        self.changes.extend(gone.map(Change::RemovedFromHost));
     }
 
     fn put_last(&mut self, id: BlockId) {

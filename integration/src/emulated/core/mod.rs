@@ -25,7 +25,7 @@ use self::state::State;
 pub use self::state::Stats;
 use self::step::{Fetch, Planned};
 use super::memory::Memory;
-use super::pool::{BlockHash, BlockId, CacheKeys, Change, Pool};
+use super::pool::{BlockHash, BlockId, CacheKeys, Change, HostMemory, Pool};
 use super::speed::Speed;
 use super::tokenizer::Tokenizer;
 
@@ -58,8 +58,8 @@ pub struct CoreConfig {
     pub recompute_failed_loads: bool,
     /// When full blocks can be found, and are told of.
     pub told: Told,
-    /// Copies of blocks that the host's memory has room for.
-    pub host_blocks: usize,
+    /// What the host's memory is for.
+    pub host: HostMemory,
     /// The engine's hash of a full block.
     pub hash: fn(Option<&BlockHash>, &[u32], &CacheKeys) -> BlockHash,
 }
@@ -72,6 +72,14 @@ pub enum Told {
     /// The prompt's with the step that computes them, the answer's when it ends, and each once: what is there already is used
     /// instead of a copy. A cleared cache is told of at once (SGLang's radix tree).
     WhenInserted,
+    /// The same, and with the end of a sequence its last block, too, as full as it is (TensorRT-LLM).
+    WithTails,
+}
+
+impl Told {
+    fn inserts(self) -> bool {
+        self != Self::WhenFull
+    }
 }
 
 /// Where a rank tells what happened, once a step.
@@ -193,7 +201,7 @@ impl Core {
         process: Arc<dyn Mortal>,
     ) -> Arc<Self> {
         let mut pool = pool;
-        pool.copying_to_host(config.host_blocks);
+        pool.use_host(config.host);
         Arc::new(Self {
             state: Mutex::new(State::new(pool, &config)),
             link: Link::new(config.kv_bandwidth),

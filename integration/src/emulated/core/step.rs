@@ -410,12 +410,30 @@ impl State {
         let tokens = &sequence.tokens[fresh.start * block_size..fresh.end * block_size];
         match config.told {
             Told::WhenFull => self.pool.store(&blocks, parent, tokens, &sequence.keys),
-            Told::WhenInserted => {
+            Told::WhenInserted | Told::WithTails => {
                 let used = self.pool.insert(&blocks, parent, tokens, &sequence.keys);
                 sequence.blocks[fresh].copy_from_slice(&used);
             }
         }
         sequence.stored = full;
+    }
+
+    /// Lets others find the last block of a sequence that ends, which is not full.
+    fn store_tail(&mut self, key: u64, config: &CoreConfig) {
+        let Some(sequence) = self.sequences.get_mut(&key) else {
+            return;
+        };
+        let block_size = config.block_size as usize;
+        let full = sequence.computed / block_size;
+        let tokens = &sequence.tokens[full * block_size..sequence.computed];
+        if tokens.is_empty() || !sequence.cache.leaves() {
+            return;
+        }
+        let parent = full.checked_sub(1).map(|last| sequence.hashes[last]);
+        let hash = (config.hash)(parent.as_ref(), tokens, &sequence.keys);
+        let block = (sequence.blocks[full], hash);
+        let used = self.pool.insert(&[block], parent, tokens, &sequence.keys);
+        sequence.blocks[full] = used[0];
     }
 
     fn sample(
@@ -445,8 +463,11 @@ impl State {
                 finish,
             }));
         };
-        if config.told == Told::WhenInserted {
+        if config.told.inserts() {
             self.store_full_blocks(key, config);
+        }
+        if config.told == Told::WithTails {
+            self.store_tail(key, config);
         }
         let finish = Some(Box::new(self.finish(key, end, config)));
         let ended = self.remove(key)?;

@@ -1,4 +1,4 @@
-//! Copies of blocks in the host's memory: they outlive the eviction of their originals, and are evicted by themselves.
+//! Blocks in the host's memory, copied there or moved: they outlive their eviction, and are evicted from there by themselves.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,23 +8,48 @@ use super::BlockHash;
 #[derive(Debug)]
 pub(super) struct Host {
     capacity: usize,
+    /// Blocks come here when they are evicted, and go when they are used again.
+    evicted: bool,
     blocks: HashMap<BlockHash, (u64, Vec<u8>)>,
     used: BTreeMap<u64, BlockHash>,
     next: u64,
 }
 
 impl Host {
-    pub(super) fn new(capacity: usize) -> Self {
+    pub(super) fn of_copies(capacity: usize) -> Self {
+        Self::new(capacity, false)
+    }
+
+    pub(super) fn of_evicted(capacity: usize) -> Self {
+        Self::new(capacity, true)
+    }
+
+    fn new(capacity: usize, evicted: bool) -> Self {
         Self {
             capacity,
+            evicted,
             blocks: HashMap::new(),
             used: BTreeMap::new(),
             next: 0,
         }
     }
 
-    pub(super) fn holds(&self, hash: &BlockHash) -> bool {
-        self.blocks.contains_key(hash)
+    pub(super) fn takes_evicted(&self) -> bool {
+        self.evicted
+    }
+
+    /// Whether it wants a copy of this block.
+    pub(super) fn copies(&self, hash: &BlockHash) -> bool {
+        !self.evicted && !self.blocks.contains_key(hash)
+    }
+
+    /// Whether it had this block and gives it up, which it does with blocks that were moved here.
+    pub(super) fn gives(&mut self, hash: &BlockHash) -> bool {
+        let given = self.evicted.then(|| self.blocks.remove(hash)).flatten();
+        if let Some((stamp, _)) = &given {
+            self.used.remove(stamp);
+        }
+        given.is_some()
     }
 
     pub(super) fn held(&self) -> Vec<BlockHash> {

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::super::legs::{Abort, Ending, Said};
 use super::config::{Config, Mode};
-use super::leg::Abort;
 use super::request::{Ask, Part, Route, error};
 
 /// What every answer says of when it was made.
@@ -12,47 +12,18 @@ const CREATED: u64 = 1_796_005_885;
 /// The same where it is told in fractions of a second.
 const TIME: f64 = 1_796_005_885.25;
 
-/// What a sequence has said so far.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Said {
-    pub(super) tokens: Vec<u32>,
-    pub(super) text: String,
-    pub(super) cached: usize,
-    pub(super) finish: Option<Ending>,
+fn reason(said: &Said) -> Value {
+    match &said.finish {
+        None => Value::Null,
+        Some(Ending::Finished { reason, .. }) => (*reason).into(),
+        Some(Ending::Aborted(_)) => "abort".into(),
+    }
 }
 
-/// How it ended.
-#[derive(Debug, Clone)]
-pub(super) enum Ending {
-    /// By itself.
-    Finished {
-        reason: &'static str,
-        stop: Value,
-    },
-    Aborted(Abort),
-}
-
-impl Said {
-    pub(super) fn abort(&self) -> Option<&Abort> {
-        match &self.finish {
-            Some(Ending::Aborted(abort)) => Some(abort),
-            _ => None,
-        }
-    }
-
-    fn reason(&self) -> Value {
-        match &self.finish {
-            None => Value::Null,
-            Some(Ending::Finished { reason, .. }) => (*reason).into(),
-            Some(Ending::Aborted(_)) => "abort".into(),
-        }
-    }
-
-    fn matched(&self) -> Value {
-        match &self.finish {
-            Some(Ending::Finished { stop, .. }) => stop.clone(),
-            _ => Value::Null,
-        }
+fn matched(said: &Said) -> Value {
+    match &said.finish {
+        Some(Ending::Finished { stop, .. }) => stop.clone(),
+        _ => Value::Null,
     }
 }
 
@@ -108,8 +79,8 @@ impl Answer<'_> {
 
     fn choice(&self, index: usize, said: &Said) -> Value {
         let mut choice = json!({
-            "index": index, "logprobs": self.logprobs(said), "finish_reason": said.reason(),
-            "matched_stop": said.matched(),
+            "index": index, "logprobs": self.logprobs(said), "finish_reason": reason(said),
+            "matched_stop": matched(said),
         });
         if self.ask.route == Route::Chat {
             choice["message"] =
@@ -254,7 +225,7 @@ impl Answer<'_> {
     /// The chunk of the last token; `text` is what it adds. A chat ends with a chunk of its own.
     pub(super) fn token_chunk(&self, index: usize, said: &Said, text: &str) -> Value {
         let mut choice = json!({
-            "index": index, "logprobs": null, "finish_reason": said.reason(), "matched_stop": said.matched(),
+            "index": index, "logprobs": null, "finish_reason": reason(said), "matched_stop": matched(said),
         });
         if self.ask.route == Route::Chat {
             choice["delta"] = json!({"reasoning_content": null, "content": text});
@@ -270,7 +241,7 @@ impl Answer<'_> {
     pub(super) fn end_chunk(&self, index: usize, said: &Said) -> Value {
         self.chunk(&[json!({
             "index": index, "delta": {"reasoning_content": null}, "logprobs": null,
-            "finish_reason": said.reason(), "matched_stop": said.matched(),
+            "finish_reason": reason(said), "matched_stop": matched(said),
         })])
     }
 

@@ -6,6 +6,7 @@ use baton_transfer::Fabric;
 
 use super::super::core::{CoreConfig, Told};
 use super::super::model::ROW_BYTES;
+use super::super::pool::HostMemory;
 use super::super::speed::Speed;
 use super::events::{self, Form, Format};
 
@@ -224,7 +225,7 @@ impl Config {
             lease: Duration::from_secs(1 << 32),
             recompute_failed_loads: false,
             told: Told::WhenInserted,
-            host_blocks: self.host_pages,
+            host: HostMemory::Copies(self.host_pages),
             hash: events::page_hash,
         }
     }

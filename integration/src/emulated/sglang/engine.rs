@@ -5,24 +5,24 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use baton_transfer::AgentConfig;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::super::core::{Core, Listener, Mortal};
+use super::super::core::{Core, Listener};
 use super::super::process::{Death, Life, Process, Rank};
 use super::super::publisher::{Publisher, PublisherConfig};
-use super::super::reach::{self, Reader, Regions};
+use super::super::reach::{self, Regions};
+use super::super::rooms::Rooms;
+use super::super::seat::Seat;
 use super::super::server::{self, After, Api, Connection, Request};
 use super::super::tokenizer::Tokenizer;
+use super::super::transfer::Transfer;
 use super::bootstrap::Bootstrap;
 use super::config::{Config, Mode};
 use super::load;
 use super::request::{Ask, Refused};
-use super::rooms::Rooms;
 use super::routes;
 use super::telling::Telling;
-use super::transfer::{self, Transfer};
 use crate::wait::until_some;
 
 /// An emulated engine. Clones are the same engine.
@@ -39,15 +39,6 @@ struct Inner {
     seats: Mutex<Vec<Arc<Seat>>>,
     /// Requests that can be aborted by name.
     named: Mutex<HashMap<u64, (String, CancellationToken)>>,
-}
-
-/// What a rank has for handoffs.
-struct Seat {
-    rooms: Arc<Rooms>,
-    transfer: Transfer,
-    regions: Regions,
-    /// Where decode calls.
-    address: SocketAddr,
 }
 
 /// A request that can be aborted by its name as long as this lives.
@@ -167,41 +158,23 @@ impl EmulatedSglang {
 
     async fn boot_rank(&self, rank: u32, death: &Arc<Death>) -> (Rank, Seat) {
         let config = &self.inner.config;
-        let core_config = config.core(rank);
-        let (blocks, block_bytes) = (core_config.blocks, core_config.block_bytes());
-        let agent = AgentConfig {
-            bandwidth: config.kv_bandwidth,
-            ..AgentConfig::new(reach::uuid())
-        };
-        let (agent, memory, regions) = reach::memory(&config.fabric, agent, blocks, block_bytes)
-            .await
-            .expect("an agent and memory");
-        let reader = Reader::new(&agent, block_bytes, blocks).await;
-        let transfer = Transfer::new(reader, config.page_size);
         let publisher = self.publisher(rank).await;
         let telling = Arc::new(Telling::new(publisher.clone(), config));
-        let core = Core::within(
-            memory,
-            core_config,
+        let (core, agent, seat) = Seat::take(
+            &config.fabric,
+            config.core(rank),
             Arc::clone(&self.tokenizer),
-            Arc::new(transfer.clone()),
             Arc::clone(&telling) as Arc<dyn Listener>,
-            Arc::clone(death) as Arc<dyn Mortal>,
-        );
+            death,
+        )
+        .await;
         work(config, &core, death);
-        load::start(&self.inner.config, rank, &core, death).await;
-        let (rooms, address) = rooms(&agent, &core, death).await;
+        load::start(config, rank, &core, death).await;
         let rank = Rank {
             core,
             publisher,
             agent,
             texts: telling.texts(),
-        };
-        let seat = Seat {
-            rooms,
-            transfer,
-            regions,
-            address,
         };
         (rank, seat)
     }
@@ -294,28 +267,4 @@ fn work(config: &Config, core: &Arc<Core>, death: &Death) {
     let work = Arc::clone(core).run();
     let dead = death.dead.clone();
     tokio::spawn(async move { dead.run_until_cancelled(work).await });
-}
-
-/// The rooms of a rank, and where decode calls.
-async fn rooms(
-    agent: &baton_transfer::Agent,
-    core: &Arc<Core>,
-    death: &Arc<Death>,
-) -> (Arc<Rooms>, SocketAddr) {
-    let rooms = Arc::new(Rooms::default());
-    tokio::spawn(transfer::listen(
-        agent.clone(),
-        Arc::clone(core),
-        Arc::clone(&rooms),
-    ));
-    let listener = TcpListener::bind("127.0.0.1:0").await;
-    let listener = listener.expect("the kernel has a port");
-    let address = listener.local_addr().expect("it is bound");
-    let (listening, dead) = (Arc::clone(&rooms), death.dead.clone());
-    tokio::spawn(async move {
-        let listen = Arc::clone(&listening).listen(listener);
-        dead.run_until_cancelled(listen).await;
-        listening.close();
-    });
-    (rooms, address)
 }

@@ -1,47 +1,20 @@
 //! `/generate` and the `OpenAI` routes: the sequences of a request, and what is made of them.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 
 use serde_json::Value;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
+use super::super::legs::{Abort, Legs, Next, Said};
 use super::super::misbehave::{Scripted, event, fail_stream};
 use super::super::process::Life;
-use super::super::script::{Fault, Leg as Side};
+use super::super::script::Leg as Side;
 use super::super::server::{After, Connection, Request, head};
-use super::answers::{self, Answer, Ending, Said, stream_error};
+use super::answers::{self, Answer, stream_error};
 use super::config::Mode;
 use super::engine::{EmulatedSglang, Named};
-use super::leg::{Abort, Heard, Leg};
+use super::leg::Leg;
 use super::request::{self, Ask, Refused, Route};
-
-/// A sequence has room for all that it says, up to so many tokens.
-const MOST: usize = 1 << 16;
-
-/// A sequence in the making.
-struct Choice {
-    heard: mpsc::Receiver<Heard>,
-    said: Said,
-    cancel: CancellationToken,
-    _named: Named,
-}
-
-/// What happens next to a request.
-enum Next {
-    Heard(usize, Heard),
-    /// Whoever asked went away, and that was noticed.
-    Gone,
-    /// The scheduler died.
-    Dying,
-}
-
-/// When it was seen that the client has left, and when that is looked at.
-#[derive(Default)]
-struct Absence(Option<Instant>);
 
 pub(super) struct Work<'a> {
     engine: &'a EmulatedSglang,
@@ -87,8 +60,10 @@ impl Work<'_> {
             Ok(ask) => ask,
             Err(refused) => return Some(self.refuse(connection, &refused, &body).await),
         };
-        let mut choices = match self.begin(&ask) {
-            Ok(choices) => choices,
+        let every = config.patience.disconnect_poll;
+        let mut legs = Legs::new(self.scripted, self.started, every);
+        let _named = match self.begin(&ask, &mut legs) {
+            Ok(named) => named,
             Err(refused) => return Some(self.refuse(connection, &refused, &body).await),
         };
         let answer = Answer {
@@ -97,14 +72,12 @@ impl Work<'_> {
             end: self.engine.tokenizer.end(),
         };
         let after = if ask.stream {
-            self.stream(connection, &answer, &mut choices).await
+            self.stream(connection, &answer, &mut legs).await
         } else {
-            self.unary(connection, &answer, &mut choices).await
+            self.unary(connection, &answer, &mut legs).await
         };
         if after.is_none() {
-            for choice in &choices {
-                choice.cancel.cancel();
-            }
+            legs.give_up();
         }
         after
     }
@@ -120,11 +93,11 @@ impl Work<'_> {
         connection.json(refused.status, &body).await
     }
 
-    fn begin(&self, ask: &Ask) -> Result<Vec<Choice>, Refused> {
-        let mut choices = Vec::new();
+    /// Starts all sequences; the names under which they can be aborted.
+    fn begin(&self, ask: &Ask, legs: &mut Legs<'_>) -> Result<Vec<Named>, Refused> {
+        let mut names = Vec::new();
         for part in &ask.parts {
             for child in 0..ask.n {
-                let (say, heard) = mpsc::channel(ask.sampling.limit.min(MOST) + 2);
                 let named = self.engine.name(&part.rid);
                 let mut bootstrap = part.bootstrap.clone();
                 if let Some(at) = &mut bootstrap {
@@ -145,107 +118,32 @@ impl Work<'_> {
                     bootstrap,
                     prefill_dp_rank: ask.prefill_dp_rank,
                     cancel: named.cancel.clone(),
-                    said: say,
+                    said: legs.add(named.cancel.clone(), ask.sampling.limit),
                 };
                 tokio::spawn(leg.run());
-                choices.push(Choice {
-                    heard,
-                    said: Said::default(),
-                    cancel: named.cancel.clone(),
-                    _named: named,
-                });
+                names.push(named);
             }
         }
-        Ok(choices)
-    }
-
-    /// What comes next of any choice.
-    async fn next(
-        &self,
-        connection: &mut Connection,
-        choices: &mut [Choice],
-        absence: &mut Absence,
-    ) -> Next {
-        let heard = poll_fn(|context| {
-            for (index, choice) in choices.iter_mut().enumerate() {
-                if choice.said.finish.is_none()
-                    && let Poll::Ready(heard) = choice.heard.poll_recv(context)
-                {
-                    return Poll::Ready((index, heard));
-                }
-            }
-            Poll::Pending
-        });
-        tokio::select! {
-            biased;
-            (index, heard) = heard => heard.map_or(Next::Dying, |heard| Next::Heard(index, heard)),
-            () = self.scripted.life.death.dying.cancelled() => Next::Dying,
-            () = self.noticed(connection, absence) => Next::Gone,
-        }
-    }
-
-    /// Resolves when it is noticed that the client has left: it is looked at every now and then only.
-    async fn noticed(&self, connection: &mut Connection, absence: &mut Absence) {
-        if absence.0.is_none() {
-            connection.gone().await;
-            let every = self.engine.config().patience.disconnect_poll;
-            let waited = self.started.elapsed();
-            let looks = waited.as_nanos() / every.as_nanos().max(1) + 1;
-            let looks = u32::try_from(looks).unwrap_or(u32::MAX);
-            absence.0 = Some(self.started + every * looks);
-        }
-        tokio::time::sleep_until(absence.0.expect("it was seen")).await;
-    }
-
-    /// What an output adds to the text of a choice.
-    fn take(&self, said: &mut Said, heard: Heard) -> String {
-        match heard {
-            Heard::Aborted(abort) => {
-                said.finish = Some(Ending::Aborted(abort));
-                String::new()
-            }
-            Heard::Token {
-                id,
-                text,
-                cached,
-                finish,
-            } => {
-                said.cached = cached;
-                said.tokens.push(id);
-                said.text.push_str(&text);
-                if let Some(finish) = finish {
-                    let reason = match self.scripted.rule.fault {
-                        Fault::Finish(reason) => reason,
-                        _ => finish.reason,
-                    };
-                    said.finish = Some(Ending::Finished {
-                        reason,
-                        stop: finish.stop,
-                    });
-                }
-                text
-            }
-        }
+        Ok(names)
     }
 
     async fn unary(
         &self,
         connection: &mut Connection,
         answer: &Answer<'_>,
-        choices: &mut [Choice],
+        legs: &mut Legs<'_>,
     ) -> Option<After> {
-        let mut absence = Absence::default();
-        while choices.iter().any(|choice| choice.said.finish.is_none()) {
-            match self.next(connection, choices, &mut absence).await {
+        while !legs.are_over() {
+            match legs.next(connection).await {
                 Next::Heard(index, heard) => {
-                    self.take(&mut choices[index].said, heard);
+                    legs.take(index, heard);
                 }
                 Next::Gone => return None,
                 // The real process is killed by its own scheduler, and says nothing.
                 Next::Dying => return Some(After::Reset),
             }
         }
-        let said: Vec<Said> = choices.iter().map(|choice| choice.said.clone()).collect();
+        let said = legs.said();
         let abort = said.iter().find_map(Said::abort);
         if let Some(Abort {
             status: Some(status),
@@ -262,29 +160,28 @@ impl Work<'_> {
         &self,
         connection: &mut Connection,
         answer: &Answer<'_>,
-        choices: &mut [Choice],
+        legs: &mut Legs<'_>,
     ) -> Option<After> {
         if !connection.write(&stream_head()).await {
             return None;
         }
-        let mut absence = Absence::default();
-        let mut begun = vec![false; choices.len()];
+        let mut begun = vec![false; legs.len()];
         for sent in 0.. {
             let error = stream_error(500, "Internal server error");
-            let torn = || self.chunk(answer, 0, &choices[0].said, "cut").to_string();
+            let torn = || self.chunk(answer, 0, legs.of(0), "cut").to_string();
             if let Some(after) = self.scripted.disturb(connection, sent, &error, torn).await {
                 return after;
             }
-            if choices.iter().all(|choice| choice.said.finish.is_some()) {
+            if legs.are_over() {
                 break;
             }
-            let (index, heard) = match self.next(connection, choices, &mut absence).await {
+            let (index, heard) = match legs.next(connection).await {
                 Next::Heard(index, heard) => (index, heard),
                 Next::Gone => return None,
                 Next::Dying => return Some(After::Reset),
             };
-            let said = &mut choices[index].said;
-            let text = self.take(said, heard);
+            let text = legs.take(index, heard);
+            let said = legs.of(index);
             if self.route != Route::Generate
                 && let Some(abort) = said.abort()
             {
@@ -296,7 +193,7 @@ impl Work<'_> {
             // Who has left is not missed yet.
             connection.write(&bytes).await;
         }
-        connection.write(&ending(answer, choices)).await;
+        connection.write(&ending(answer, legs)).await;
         Some(After::KeepAlive)
     }
 
@@ -337,10 +234,10 @@ fn stream_head() -> Vec<u8> {
     head(200, "text/event-stream; charset=utf-8", None)
 }
 
-fn ending(answer: &Answer<'_>, choices: &[Choice]) -> Vec<u8> {
+fn ending(answer: &Answer<'_>, legs: &Legs<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     if answer.ask.include_usage && answer.ask.route != Route::Generate {
-        let said: Vec<Said> = choices.iter().map(|choice| choice.said.clone()).collect();
+        let said = legs.said();
         bytes.extend(event(&answer.usage_chunk(&said).to_string()));
     }
     bytes.extend(event("[DONE]"));

@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::super::core::{CacheUse, Finish, Handoff, Output, Request, Sampling};
+use super::super::core::{CacheUse, Handoff, Output, Request, Sampling};
+use super::super::legs::{Abort, Heard};
 use super::super::pool::CacheKeys;
 use super::super::process::{Life, Rank};
 use super::config::{Mode, Patience};
@@ -27,27 +28,6 @@ pub(super) struct Bootstrap {
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) room: u64,
-}
-
-/// What becomes of a leg, bit by bit.
-#[derive(Debug)]
-pub(super) enum Heard {
-    Token {
-        id: u32,
-        text: String,
-        cached: usize,
-        finish: Option<Box<Finish>>,
-    },
-    /// It ends without an answer, or in the middle of one.
-    Aborted(Abort),
-}
-
-/// Why a leg ended badly.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Abort {
-    /// The HTTP status that it stands for, if it stands for one.
-    pub(super) status: Option<u16>,
-    pub(super) message: String,
 }
 
 /// A sequence that is to be worked on.

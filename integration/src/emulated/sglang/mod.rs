@@ -18,10 +18,8 @@ mod leg;
 mod load;
 mod metrics;
 mod request;
-mod rooms;
 mod routes;
 mod telling;
-mod transfer;
 
 pub use self::args::Args;
 pub use self::config::{Config, EventsConfig, Mode, PAGE_SIZE, PAGES, Patience};

@@ -81,6 +81,9 @@ impl Telling {
             Change::Removed(hash) => self.removed(&hash, Medium::Gpu),
             Change::RemovedFromHost(hash) => self.removed(&hash, Medium::CpuPinned),
             Change::Cleared => Event::Cleared,
+            Change::Offloaded(_) | Change::Onboarded(_) => {
+                unreachable!("the host's memory has copies")
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use baton_transfer::Fabric;
 
 use super::super::core::{CoreConfig, Told};
 use super::super::model::ROW_BYTES;
-use super::super::pool::{BlockHash, CacheKeys};
+use super::super::pool::{BlockHash, CacheKeys, HostMemory};
 use super::super::speed::Speed;
 use super::events::{self, HashForm};
 
@@ -150,7 +150,7 @@ impl Config {
             lease: self.lease,
             recompute_failed_loads: self.recompute_failed_loads,
             told: Told::WhenFull,
-            host_blocks: 0,
+            host: HostMemory::Unused,
             hash: block_hash,
         }
     }

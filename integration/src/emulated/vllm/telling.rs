@@ -65,7 +65,10 @@ impl Telling {
             }
             Change::Removed(hash) => Event::Removed(Removed { hashes: vec![hash] }),
             Change::Cleared => Event::Cleared,
-            Change::Copied { .. } | Change::RemovedFromHost(_) => {
+            Change::Copied { .. }
+            | Change::RemovedFromHost(_)
+            | Change::Offloaded(_)
+            | Change::Onboarded(_) => {
                 unreachable!("the host's memory is not used")
             }
         }

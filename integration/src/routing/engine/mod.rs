@@ -207,7 +207,11 @@ impl Engine {
                     }
                 }
                 // Nothing is copied to the host's memory here.
-                Change::Cleared | Change::Copied { .. } | Change::RemovedFromHost(_) => {}
+                Change::Cleared
+                | Change::Copied { .. }
+                | Change::RemovedFromHost(_)
+                | Change::Offloaded(_)
+                | Change::Onboarded(_) => {}
             }
         }
         told

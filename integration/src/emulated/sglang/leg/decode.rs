@@ -5,9 +5,10 @@ use std::pin::pin;
 use tokio::sync::oneshot;
 
 use super::super::super::core::{Handoff, Output, Remote, Submitted};
+use super::super::super::legs::Abort;
+use super::super::super::rooms::{Kv, Line, Word};
 use super::super::bootstrap;
-use super::super::rooms::{Kv, Line, Word};
-use super::{ABORTED, Abort, Bootstrap, Leg, aborted, timed_out};
+use super::{ABORTED, Bootstrap, Leg, aborted, timed_out};
 
 /// Why a leg that has met its prefill ends early.
 enum Stop {
@@ -118,7 +119,7 @@ impl Leg {
         let rank = self.prefill_dp_rank;
         let rank = rank.unwrap_or(at.room % topology.dp_size);
         let address = bootstrap::rank(&at.host, at.port, rank).await?;
-        Line::to(address, at.room).await
+        Line::to(address, at.room, true).await
     }
 
     /// Where the KV is, or why it is nowhere.

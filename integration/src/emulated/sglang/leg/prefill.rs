@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::super::core::{Finish, Handoff, HeldKv, Mortal, Output, Sampling};
-use super::super::rooms::{Entered, Kv, Line, Rooms, Word};
-use super::{ABORTED, Abort, Heard, Leg, aborted, timed_out};
+use super::super::super::legs::{Abort, Heard};
+use super::super::super::rooms::{Entered, Kv, Line, Rooms, Word};
+use super::{ABORTED, Leg, aborted, timed_out};
 
 /// How long a notification may be under way when whoever sent it is gone.
 const UNDER_WAY: Duration = Duration::from_secs(2);

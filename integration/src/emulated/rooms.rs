@@ -1,30 +1,39 @@
 //! Where the two legs of a handoff meet: rooms of a prefill rank, and the line between the two engines.
 //!
-//! The real engines talk over ZeroMQ there, in messages that nobody else has to know; these ones say one line of JSON at a time.
-//! A line that ends says that the other engine is gone.
+//! The real engines talk there in messages that nobody else has to know (SGLang over ZeroMQ, TensorRT-LLM over its agents); these
+//! ones say one line of JSON at a time. A line that ends says that the other engine is gone.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use baton_transfer::Metadata;
+use baton_transfer::{Agent, Metadata};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::core::HeldKv;
-use super::super::reach::Regions;
+use super::core::{Core, HeldKv};
+use super::process::Death;
+use super::reach::Regions;
+use super::transfer;
 
 /// Lines of one room that wait at most.
 const LINES: usize = 16;
+
+/// What decode is told that does not wait.
+const NOBODY: &str = "there is no such request";
 
 /// What is said on a line.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Word {
     /// Decode: this is about that room.
-    Room(u64),
+    Room {
+        room: u64,
+        /// Decode waits until prefill is there, too; else it is told at once that nobody is.
+        waits: bool,
+    },
     /// Prefill: the KV is here.
     Kv(Kv),
     /// Either: it comes to nothing, and why.
@@ -32,7 +41,7 @@ pub(super) enum Word {
 }
 
 /// Where the KV of a prompt is, and what comes with it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Kv {
     metadata: Vec<u8>,
     bases: Vec<u64>,
@@ -90,10 +99,10 @@ impl Line {
     }
 
     /// A line to a rank of prefill, about a room.
-    pub(super) async fn to(address: SocketAddr, room: u64) -> Option<Self> {
+    pub(super) async fn to(address: SocketAddr, room: u64, waits: bool) -> Option<Self> {
         let stream = TcpStream::connect(address).await.ok()?;
         let mut line = Self::over(stream);
-        line.say(&Word::Room(room)).await;
+        line.say(&Word::Room { room, waits }).await;
         Some(line)
     }
 
@@ -143,6 +152,30 @@ pub(super) struct Entered {
 }
 
 impl Rooms {
+    /// The rooms of a rank, and where decode calls. They close with its process.
+    pub(super) async fn open(
+        agent: &Agent,
+        core: &Arc<Core>,
+        death: &Arc<Death>,
+    ) -> (Arc<Self>, SocketAddr) {
+        let rooms = Arc::new(Self::default());
+        tokio::spawn(transfer::listen(
+            agent.clone(),
+            Arc::clone(core),
+            Arc::clone(&rooms),
+        ));
+        let listener = TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("the kernel has a port");
+        let address = listener.local_addr().expect("it is bound");
+        let (listening, dead) = (Arc::clone(&rooms), death.dead.clone());
+        tokio::spawn(async move {
+            let listen = Arc::clone(&listening).listen(listener);
+            dead.run_until_cancelled(listen).await;
+            listening.close();
+        });
+        (rooms, address)
+    }
+
     /// Prefill's leg is there. `None` if another one is.
     pub(super) fn enter(self: &Arc<Self>, room: u64) -> Option<Entered> {
         let mut open = self.open.lock().unwrap();
@@ -152,6 +185,11 @@ impl Rooms {
             room,
             lines,
         })
+    }
+
+    fn is_entered(&self, room: u64) -> bool {
+        let open = self.open.lock().unwrap();
+        open.get(&room).is_some_and(|room| room.waits.is_none())
     }
 
     fn came(&self, room: u64, line: Line) {
@@ -178,20 +216,25 @@ impl Rooms {
     }
 
     /// Takes lines for good.
-    pub(super) async fn listen(self: Arc<Self>, listener: TcpListener) {
+    async fn listen(self: Arc<Self>, listener: TcpListener) {
         while let Ok((stream, _)) = listener.accept().await {
             let rooms = Arc::clone(&self);
             let mut line = Line::over(stream);
             tokio::spawn(async move {
-                if let Some(Word::Room(room)) = line.hear().await {
+                let Some(Word::Room { room, waits }) = line.hear().await else {
+                    return;
+                };
+                if waits || rooms.is_entered(room) {
                     rooms.came(room, line);
+                } else {
+                    line.say(&Word::Failed(NOBODY.to_owned())).await;
                 }
             });
         }
     }
 
     /// Hangs up everywhere.
-    pub(super) fn close(&self) {
+    fn close(&self) {
         self.open.lock().unwrap().clear();
     }
 }

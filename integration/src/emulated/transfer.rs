@@ -1,4 +1,4 @@
-//! How a decode rank gets the KV that its legs were told of.
+//! How a decode rank gets the KV that its legs were told of by whoever holds it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use baton_transfer::{Agent, Peer};
 use tokio::sync::oneshot;
 
-use super::super::core::{Core, Failure, Network, Pending, Remote};
-use super::super::reach::{Reader, Regions};
+use super::core::{Core, Failure, Network, Pending, Remote};
+use super::reach::{Reader, Regions};
 use super::rooms::Rooms;
 
 /// The transfer side of one rank.
