@@ -7,10 +7,13 @@
 use pyo3::prelude::*;
 
 mod sglang;
+mod worker;
 
 /// See `baton/_native.pyi`.
 #[pymodule(name = "_native")]
 mod native {
     #[pymodule_export]
     use super::sglang::run_sglang_sidecar;
+    #[pymodule_export]
+    use super::worker::Worker;
 }
