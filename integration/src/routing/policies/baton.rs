@@ -50,6 +50,7 @@ struct Known {
 #[derive(Debug)]
 struct Request {
     tokens: u64,
+    uncached: u64,
     blocks: Arc<[u64]>,
     prefill: usize,
     decode: usize,
@@ -181,6 +182,7 @@ impl Baton {
         known.expect(&request.blocks);
         let request_state = Request {
             tokens,
+            uncached: work.tokens,
             blocks: Arc::clone(&request.blocks),
             prefill,
             decode,
@@ -316,6 +318,11 @@ impl Policy for Baton {
             Plan::Local { worker } => Choice::Local { worker },
             Plan::Split { prefill, decode } => Choice::Split { prefill, decode },
         }
+    }
+
+    fn uncached(&self, request: u32) -> Option<u32> {
+        let request = self.requests.get(&request)?;
+        u32::try_from(request.uncached).ok()
     }
 
     fn told(&mut self, now: f64, news: &News<'_>) {
