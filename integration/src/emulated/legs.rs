@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -133,45 +133,24 @@ pub(super) enum Next {
     Dying,
 }
 
-/// How often an engine looks whether the client of a request is still there.
-pub(super) struct Looks {
-    pub(super) every: Duration,
-    /// While this is set it looks all the time.
-    pub(super) always: watch::Receiver<bool>,
-}
-
-impl Looks {
-    /// Every now and then only.
-    pub(super) fn every(every: Duration) -> Self {
-        let (_, always) = watch::channel(false);
-        Self { every, always }
-    }
-
-    /// When it looks for the first time after now.
-    fn next(&self, started: Instant) -> Instant {
-        let looks = started.elapsed().as_nanos() / self.every.as_nanos().max(1) + 1;
-        started + self.every * u32::try_from(looks).unwrap_or(u32::MAX)
-    }
-}
-
 /// All sequences of a request. That the client has left is looked at every now and then only.
 pub(super) struct Legs<'a> {
     scripted: &'a Scripted,
     choices: Vec<Choice>,
     started: Instant,
-    looks: Looks,
+    every: Duration,
     /// When it is noticed that the client has left, which it has.
     noticed: Option<Instant>,
 }
 
 impl<'a> Legs<'a> {
     /// None yet.
-    pub(super) fn new(scripted: &'a Scripted, started: Instant, looks: Looks) -> Self {
+    pub(super) fn new(scripted: &'a Scripted, started: Instant, every: Duration) -> Self {
         Self {
             scripted,
             choices: Vec::new(),
             started,
-            looks,
+            every,
             noticed: None,
         }
     }
@@ -211,7 +190,7 @@ impl<'a> Legs<'a> {
             scripted,
             choices,
             started,
-            looks,
+            every,
             noticed,
         } = self;
         let heard = poll_fn(|context| {
@@ -228,7 +207,7 @@ impl<'a> Legs<'a> {
             biased;
             (index, heard) = heard => heard.map_or(Next::Dying, |heard| Next::Heard(index, heard)),
             () = scripted.life.death.dying.cancelled() => Next::Dying,
-            () = absence(connection, noticed, *started, looks) => Next::Gone,
+            () = absence(connection, scripted, noticed, *started, *every) => Next::Gone,
         }
     }
 
@@ -249,19 +228,22 @@ impl<'a> Legs<'a> {
 /// Resolves when it is noticed that the client has left.
 async fn absence(
     connection: &mut Connection,
+    scripted: &Scripted,
     noticed: &mut Option<Instant>,
     started: Instant,
-    looks: &mut Looks,
+    every: Duration,
 ) {
     let at = match *noticed {
         Some(at) => at,
         None => {
             connection.gone().await;
-            *noticed.insert(looks.next(started))
+            let looks = started.elapsed().as_nanos() / every.as_nanos().max(1) + 1;
+            let looks = u32::try_from(looks).unwrap_or(u32::MAX);
+            *noticed.insert(started + every * looks)
         }
     };
     tokio::select! {
         () = tokio::time::sleep_until(at) => {}
-        Ok(_) = looks.always.wait_for(|always| *always) => {}
+        () = scripted.process.watches() => {}
     }
 }

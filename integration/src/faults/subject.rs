@@ -91,6 +91,7 @@ pub fn of(kind: Kind) -> &'static dyn Subject {
     match kind {
         Kind::Vllm => &vllm::Vllm,
         Kind::Sglang => &sglang::Sglang,
+        Kind::Trtllm => unreachable!("no cast has one"),
     }
 }
 

@@ -6,11 +6,9 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::super::core::{Core, Listener};
-use super::super::legs::Looks;
 use super::super::process::{Death, Life, Process, Rank};
 use super::super::publisher::{Publisher, PublisherConfig};
 use super::super::reach::{self, Regions};
@@ -39,13 +37,16 @@ struct Inner {
     config: Config,
     bootstrap: SocketAddr,
     /// What each rank of the current life has for handoffs.
-    seats: Mutex<Vec<Arc<Seat>>>,
-    /// Whom each rank of the current life has met.
-    peers: Mutex<Vec<Arc<Peers>>>,
-    /// Whether it looks all the time whether clients are still there.
-    watches: watch::Sender<bool>,
+    places: Mutex<Vec<Arc<Place>>>,
     /// Requests that can be aborted by name.
     named: Mutex<HashMap<u64, (String, CancellationToken)>>,
+}
+
+/// What a rank has for handoffs.
+struct Place {
+    seat: Seat,
+    /// Whom decode has met.
+    peers: Arc<Peers>,
 }
 
 /// A request that can be aborted by its name as long as this lives.
@@ -102,9 +103,7 @@ impl EmulatedSglang {
             process: Process::new(http, tokenizer, config.remember),
             bootstrap: SocketAddr::new(http.ip(), config.bootstrap_port),
             config,
-            seats: Mutex::default(),
-            peers: Mutex::default(),
-            watches: watch::Sender::default(),
+            places: Mutex::default(),
             named: Mutex::default(),
         };
         Ok(Self {
@@ -139,17 +138,15 @@ impl EmulatedSglang {
     pub async fn start(&self) {
         let inner = &self.inner;
         let death = Death::of(&inner.process);
-        let mut seats = Vec::new();
+        let mut places = Vec::new();
         let mut ranks = Vec::new();
         for rank in 0..inner.config.dp_size {
-            let (booted, seat) = self.boot_rank(rank, &death).await;
+            let (booted, place) = self.boot_rank(rank, &death).await;
             ranks.push(booted);
-            seats.push(Arc::new(seat));
+            places.push(Arc::new(place));
         }
-        let addresses = seats.iter().map(|seat| seat.address).collect();
-        let met = |_: &_| Peers::new(inner.config.patience, death.dead.clone());
-        *inner.peers.lock().unwrap() = seats.iter().map(met).collect();
-        *inner.seats.lock().unwrap() = seats;
+        let addresses = places.iter().map(|place| place.seat.address).collect();
+        *inner.places.lock().unwrap() = places;
         let started = 1_796_006_723.0 + f64::from(rand::random::<u32>()) / 65_536.0;
         let life = Life::new(reach::uuid(), started, ranks, death, Vec::new());
         if inner.config.mode == Mode::Prefill {
@@ -167,7 +164,7 @@ impl EmulatedSglang {
         tokio::spawn(server::serve(api, Arc::clone(life), listener));
     }
 
-    async fn boot_rank(&self, rank: u32, death: &Arc<Death>) -> (Rank, Seat) {
+    async fn boot_rank(&self, rank: u32, death: &Arc<Death>) -> (Rank, Place) {
         let config = &self.inner.config;
         let publisher = self.publisher(rank).await;
         let telling = Arc::new(Telling::new(publisher.clone(), config));
@@ -187,7 +184,11 @@ impl EmulatedSglang {
             agent,
             texts: telling.texts(),
         };
-        (rank, seat)
+        let place = Place {
+            seat,
+            peers: Peers::new(config.patience, death.dead.clone()),
+        };
+        (rank, place)
     }
 
     async fn publisher(&self, rank: u32) -> Option<Arc<Publisher>> {
@@ -212,43 +213,30 @@ impl EmulatedSglang {
         self.peers(0).known(bootstrap)
     }
 
-    /// It looks all the time whether clients are still there, or again every now and then only.
-    pub fn watch_connections(&self, watches: bool) {
-        self.inner.watches.send_replace(watches);
-    }
-
-    /// How often it looks whether clients are still there.
-    pub(super) fn looks(&self) -> Looks {
-        Looks {
-            every: self.config().patience.disconnect_poll,
-            always: self.inner.watches.subscribe(),
-        }
-    }
-
     /// Ends the process if it runs, and starts it again with nothing in its memory.
     pub async fn restart(&self) {
         self.kill().await;
         self.start().await;
     }
 
-    fn seat(&self, rank: usize) -> Arc<Seat> {
-        Arc::clone(&self.inner.seats.lock().unwrap()[rank])
+    fn place(&self, rank: usize) -> Arc<Place> {
+        Arc::clone(&self.inner.places.lock().unwrap()[rank])
     }
 
     pub(super) fn rooms(&self, rank: usize) -> Arc<Rooms> {
-        Arc::clone(&self.seat(rank).rooms)
+        Arc::clone(&self.place(rank).seat.rooms)
     }
 
     pub(super) fn peers(&self, rank: usize) -> Arc<Peers> {
-        Arc::clone(&self.inner.peers.lock().unwrap()[rank])
+        Arc::clone(&self.place(rank).peers)
     }
 
     pub(super) fn transfer(&self, rank: usize) -> Transfer {
-        self.seat(rank).transfer.clone()
+        self.place(rank).seat.transfer.clone()
     }
 
     pub(super) fn regions(&self, rank: usize) -> Regions {
-        self.seat(rank).regions.clone()
+        self.place(rank).seat.regions.clone()
     }
 
     /// Makes a request known by its name.

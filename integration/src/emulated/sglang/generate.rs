@@ -60,7 +60,8 @@ impl Work<'_> {
             Ok(ask) => ask,
             Err(refused) => return Some(self.refuse(connection, &refused, &body).await),
         };
-        let mut legs = Legs::new(self.scripted, self.started, self.engine.looks());
+        let every = config.patience.disconnect_poll;
+        let mut legs = Legs::new(self.scripted, self.started, every);
         let _named = match self.begin(&ask, &mut legs) {
             Ok(named) => named,
             Err(refused) => return Some(self.refuse(connection, &refused, &body).await),

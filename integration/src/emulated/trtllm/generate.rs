@@ -6,7 +6,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::super::legs::{Abort, Legs, Looks, Next, Said};
+use super::super::legs::{Abort, Legs, Next, Said};
 use super::super::misbehave::{Scripted, event};
 use super::super::process::Life;
 use super::super::script::{Fault, Leg as Side};
@@ -71,11 +71,7 @@ impl Work<'_> {
                 return Some(told);
             }
         };
-        let mut legs = Legs::new(
-            self.scripted,
-            self.started,
-            Looks::every(config.patience.disconnect_poll),
-        );
+        let mut legs = Legs::new(self.scripted, self.started, config.patience.disconnect_poll);
         let answer = Answer {
             ask: &ask,
             config,
