@@ -32,11 +32,14 @@ struct Naming {
 }
 
 impl Names {
-    /// The engine said how it calls something.
+    /// The engine said how it calls something. A name that is not made of a request's teaches nothing.
     pub fn learn(&self, held: &TransferMetadata) {
-        if let Ok(held) = HeldAs::parse(held.as_bytes()) {
+        let Ok(held) = HeldAs::parse(held.as_bytes()) else {
+            return;
+        };
+        if let Some(suffixed) = is_suffixed(&held.remote_request_id) {
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Naming {
-                suffixed: is_suffixed(&held.remote_request_id),
+                suffixed,
                 tp_size: held.tp_size,
             });
         }
@@ -49,11 +52,7 @@ impl Names {
         if known.is_some_and(|naming| naming.suffixed) {
             return None;
         }
-        let name = match route {
-            Route::Completions => format!("cmpl-{request}-0"),
-            Route::ChatCompletions => format!("chatcmpl-{request}"),
-            Route::PassThrough(_) => return None,
-        };
+        let name = plain(request, route)?;
         let tp_size = known.map_or(1, |naming| naming.tp_size);
         let held = json!({"remote_request_id": name, "tp_size": tp_size});
         Some(Foreseen {
@@ -64,9 +63,30 @@ impl Names {
     }
 }
 
-fn is_suffixed(id: &str) -> bool {
-    let suffix = id.rsplit_once('-').map_or("", |(_, suffix)| suffix);
-    suffix.len() == SUFFIX && suffix.bytes().all(|digit| digit.is_ascii_hexdigit())
+/// What is held for a request is called this, or this and a suffix.
+fn plain(request: &RequestId, route: Route) -> Option<String> {
+    match route {
+        Route::Completions => Some(format!("cmpl-{request}-0")),
+        Route::ChatCompletions => Some(format!("chatcmpl-{request}")),
+        Route::PassThrough(_) => None,
+    }
+}
+
+/// Whether something stands behind a plain name, if this is one.
+fn is_suffixed(name: &str) -> Option<bool> {
+    let request: RequestId = name.split('-').nth(1)?.parse().ok()?;
+    let suffix = [Route::Completions, Route::ChatCompletions]
+        .into_iter()
+        .find_map(|route| name.strip_prefix(&plain(&request, route)?))?;
+    match suffix.strip_prefix('-') {
+        Some(digits) if digits.len() == SUFFIX && is_hex(digits) => Some(true),
+        None if suffix.is_empty() => Some(false),
+        _ => None,
+    }
+}
+
+fn is_hex(digits: &str) -> bool {
+    digits.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
 #[cfg(test)]
@@ -109,9 +129,30 @@ mod tests {
     }
 
     #[test]
+    fn a_strange_name_teaches_nothing() {
+        let names = Names::default();
+        names.learn(&said(&format!("cmpl-{ID}-0-0123abcd")));
+        let strange = ["", "x", "cmpl--0", "x-0-0", "chatcmpl-"].map(str::to_owned);
+        let grown = [
+            "cmpl-{}",
+            "cmpl-{}-1",
+            "cmpl-{}-0-",
+            "cmpl-{}-0x",
+            "chatcmpl-{}-0123",
+        ];
+        for name in strange
+            .into_iter()
+            .chain(grown.map(|name| name.replace("{}", ID)))
+        {
+            names.learn(&said(&name));
+            assert!(foreseen(&names, Route::Completions).is_none(), "{name}");
+        }
+    }
+
+    #[test]
     fn all_ranks_of_the_engine_are_told() {
         let names = Names::default();
-        names.learn(&said("cmpl-a-0"));
+        names.learn(&said(&format!("cmpl-{ID}-0")));
         assert_eq!(held(&names, Route::Completions).unwrap().tp_size, 2);
     }
 }

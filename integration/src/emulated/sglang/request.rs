@@ -91,7 +91,7 @@ pub(super) fn read(
             ..Refused::bad("Input should be a valid dictionary")
         });
     }
-    let (prompts, batch) = prompts(body, route, tokenizer)?;
+    let (prompts, batch) = prompts(body, route, config, tokenizer)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let sampling = sampling(body, route, longest, config, tokenizer)?;
     let n = match route {
@@ -139,10 +139,11 @@ fn without_room(ask: &Ask, config: &Config) -> Result<(), Refused> {
 fn prompts(
     body: &Value,
     route: Route,
+    config: &Config,
     tokenizer: &Tokenizer,
 ) -> Result<(Vec<Vec<u32>>, bool), Refused> {
     let given = match route {
-        Route::Chat => return Ok((vec![chat_prompt(body, tokenizer)?], false)),
+        Route::Chat => return Ok((vec![chat_prompt(body, config, tokenizer)?], false)),
         Route::Completions => &body["prompt"],
         Route::Generate if body["input_ids"].is_null() => &body["text"],
         Route::Generate => &body["input_ids"],
@@ -193,13 +194,19 @@ fn invalid_prompt(prompt: &Value) -> Refused {
 }
 
 /// A chat's tokens.
-pub(super) fn chat_prompt(body: &Value, tokenizer: &Tokenizer) -> Result<Vec<u32>, Refused> {
+pub(super) fn chat_prompt(
+    body: &Value,
+    config: &Config,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>, Refused> {
     let rendered = body["messages"]
         .as_array()
         .filter(|messages| !messages.is_empty())
         .and_then(|_| tokenizer.render_chat(&body["messages"]));
     let rendered = rendered.ok_or_else(|| Refused::bad("Messages cannot be empty."))?;
-    Ok(tokenizer.encode(&rendered))
+    let tools = Some(&body["tools"]).filter(|tools| config.own_way_with_tools && tools.is_array());
+    let tools = tools.map(Value::to_string).unwrap_or_default();
+    Ok(tokenizer.encode(&(tools + &rendered)))
 }
 
 fn sampling(

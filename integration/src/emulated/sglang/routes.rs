@@ -145,7 +145,7 @@ async fn tokenize(
     let (body, tokenizer) = (json_body(request), &engine.tokenizer);
     let tokens = match body["prompt"].as_str() {
         Some(prompt) => Ok(tokenizer.encode(prompt)),
-        None => request::chat_prompt(&body, tokenizer),
+        None => request::chat_prompt(&body, engine.config(), tokenizer),
     };
     match tokens {
         Ok(tokens) => {

@@ -21,7 +21,7 @@ use crate::emulated::args::EmulateArgs;
 /// takes trtllm-serve's own flags and its file of options; a sidecar launches it as it launches the
 /// real one:
 ///
-///   baton-sidecar-trtllm -- baton-emulated-trtllm serve tiny --port 8000 --config options.json
+///   baton-sidecar-trtllm -- baton-emulated-trtllm serve tiny --port 8000 --config options.yaml
 ///
 /// Any of them computes prompts for others, takes prompts from others, or does both, as each
 /// request says.
@@ -69,8 +69,12 @@ pub struct Args {
     #[arg(long = "tp_size", alias = "tp-size")]
     tp_size: Option<u32>,
 
-    /// The LLM API's options; flags go before it. JSON, which is YAML, too.
-    #[arg(long = "config", alias = "extra_llm_api_options", value_name = "FILE")]
+    /// The LLM API's options in YAML; flags go before it.
+    #[arg(
+        long = "config",
+        aliases = ["extra_llm_api_options", "extra-llm-api-options"],
+        value_name = "FILE"
+    )]
     config: Option<PathBuf>,
 
     #[command(flatten)]
