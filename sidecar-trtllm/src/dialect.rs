@@ -13,9 +13,10 @@ use baton_proto::json::{Edit, RawObject};
 use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use baton_proto::ticket::{Ticket, TransferMetadata};
-use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
+use baton_proto::{Error, RequestId};
 use baton_sidecar_core::engine::Leg;
 pub use baton_sidecar_core::openai::{judge_answer, judge_event};
+use baton_sidecar_core::refusal::bad_metadata;
 use serde_json::json;
 
 pub(crate) use handoff::read_offered;
@@ -58,8 +59,8 @@ pub fn decode_body(
     ticket: &Ticket,
     leg: Leg<'_>,
 ) -> Result<String, Error> {
-    let handoff = Handoff::parse(&ticket.metadata).map_err(|why| refused(&why))?;
-    let params = handoff.for_generation().map_err(|why| refused(&why))?;
+    let handoff = Handoff::parse(&ticket.metadata).map_err(|why| bad_metadata(&why))?;
+    let params = handoff.for_generation().map_err(|why| bad_metadata(&why))?;
     let object = request.object();
     let edit = object.edit().set("disaggregated_params", params);
     // Tokens that are there need not be made again, and could come out differently.
@@ -94,18 +95,6 @@ fn salted<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<'a> 
         Some(salt) => edit.set("cache_salt", salt),
         None => edit,
     }
-}
-
-/// The engine has not seen the ticket.
-fn refused(why: &str) -> Error {
-    let message = format!("the ticket's transfer metadata cannot be used: {why}");
-    Error::new(
-        ErrorKind::TicketRefused,
-        Source::Router,
-        Stage::Decode,
-        message,
-    )
-    .retry(Retry::Safe)
 }
 
 /// Whether a context engine's answer is to this leg: it says the handoff's id again. Other answers do not say whose they are.

@@ -3,6 +3,7 @@ use std::time::Duration;
 use baton_proto::digest::RequestDigest;
 use baton_proto::ticket::Draft;
 use baton_proto::token::FleetToken;
+use baton_proto::{ErrorKind, Retry, Source};
 use baton_sidecar_core::engine::{Prefilled, Verdict};
 use proptest::prelude::*;
 use serde_json::Value;
