@@ -43,6 +43,9 @@ fn sglang(mode: sglang::Mode) -> sglang::Config {
     }
 }
 
+/// Their names.
+const KINDS: [&str; 2] = ["v", "s"];
+
 /// A worker of either kind that serves whole requests.
 fn whole() -> [(&'static str, EngineConfig); 2] {
     [
@@ -84,6 +87,11 @@ fn right(answer: &Answer, prompt: &[u32]) {
     assert_eq!(answer.served().generated(), model::tokens_text(prompt, 5));
 }
 
+/// How many whole requests either kind was given.
+fn served(fleet: &Fleet) -> [usize; 2] {
+    KINDS.map(|name| legs(fleet, name, Leg::Local))
+}
+
 /// How many requests of this leg reached an engine.
 fn legs(fleet: &Fleet, name: &str, leg: Leg) -> usize {
     fleet.emulated(name).seen_of(leg).len()
@@ -92,20 +100,23 @@ fn legs(fleet: &Fleet, name: &str, leg: Leg) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn whole_requests_go_to_whichever_kind_holds_the_prompt() {
     let fleet = fleet_of(whole()).start().await;
-    let names = ["v", "s"];
     for number in 0..6 {
         let prompt = prompt(number);
+        let before = served(&fleet);
         right(&ask(&fleet, &prompt).await, &prompt);
-        let served = names.map(|name| legs(&fleet, name, Leg::Local));
-        let holder = names[usize::from(served[1] > served[0])];
-        knows_of(&fleet, holder, &prompt).await;
+        let holder = usize::from(served(&fleet)[1] > before[1]);
+        knows_of(&fleet, KINDS[holder], &prompt).await;
         for _ in 0..3 {
             right(&ask(&fleet, &prompt).await, &prompt);
         }
-        let others = names.map(|name| legs(&fleet, name, Leg::Local));
-        let came = [others[0] - served[0], others[1] - served[1]];
-        let expected = if holder == "v" { [3, 0] } else { [0, 3] };
-        assert_eq!(came, expected, "prompt {number} is held by {holder}");
+        let mut expected = before;
+        expected[holder] += 4;
+        let holder = KINDS[holder];
+        assert_eq!(
+            served(&fleet),
+            expected,
+            "prompt {number} is held by {holder}"
+        );
     }
     fleet.finish().await;
 }
