@@ -37,14 +37,27 @@ pub(crate) fn lint(missing: Missing) -> Result<()> {
     ]))?;
     run(cargo().args(["fmt", "--manifest-path", MANIFEST, "--check"]))?;
     run(cargo()
-        .args(["clippy", "--manifest-path", MANIFEST, "--locked", "--target-dir"])
+        .args([
+            "clippy",
+            "--manifest-path",
+            MANIFEST,
+            "--locked",
+            "--target-dir",
+        ])
         .arg(target_dir())
         .args(["--", "--deny", "warnings"]))?;
     install_cargo_deny()?;
     for manifest in ["Cargo.toml", MANIFEST] {
         run(cargo()
             .args(["deny", "--locked", "--manifest-path", manifest])
-            .args(["check", "--config", "deny.toml", "bans", "licenses", "sources"]))?;
+            .args([
+                "check",
+                "--config",
+                "deny.toml",
+                "bans",
+                "licenses",
+                "sources",
+            ]))?;
     }
     Ok(())
 }

@@ -30,7 +30,13 @@ pub(crate) fn test(missing: Missing) -> Result<()> {
     workspace::build_release()?;
     let binaries = workspace::release_binary("");
     run(Command::new(venv.program("python"))
-        .args(["-m", "unittest", "discover", "--verbose", "--start-directory"])
+        .args([
+            "-m",
+            "unittest",
+            "discover",
+            "--verbose",
+            "--start-directory",
+        ])
         .arg(workspace::root().join("python/tests"))
         .env("BATON_BINARIES", binaries)
         .env("PYTHONDONTWRITEBYTECODE", "1"))
@@ -42,13 +48,18 @@ pub(crate) fn test(missing: Missing) -> Result<()> {
 /// Builds the wheel; where it is.
 fn build(tools: &Venv, dist: &Path) -> Result<PathBuf> {
     if dist.exists() {
-        fs::remove_dir_all(dist)
-            .with_context(|| format!("could not empty {}", dist.display()))?;
+        fs::remove_dir_all(dist).with_context(|| format!("could not empty {}", dist.display()))?;
     }
     let mut maturin = Command::new(tools.program("maturin"));
     maturin
         .current_dir(workspace::root())
-        .args(["build", "--release", "--manifest-path", MANIFEST, "--interpreter"])
+        .args([
+            "build",
+            "--release",
+            "--manifest-path",
+            MANIFEST,
+            "--interpreter",
+        ])
         .arg(tools.program("python"))
         .arg("--target-dir")
         .arg(workspace::target_dir())
@@ -59,7 +70,10 @@ fn build(tools: &Venv, dist: &Path) -> Result<PathBuf> {
     run(&mut maturin)?;
     let mut made = fs::read_dir(dist)?;
     let wheel = made.next().context("maturin has made nothing")??;
-    ensure!(made.next().is_none(), "maturin has made more than one thing");
+    ensure!(
+        made.next().is_none(),
+        "maturin has made more than one thing"
+    );
     Ok(wheel.path())
 }
 
@@ -92,7 +106,14 @@ impl Venv {
     }
 
     fn install(&self, what: &str) -> Result<()> {
-        let pip = ["-m", "pip", "--disable-pip-version-check", "--quiet", "install", what];
+        let pip = [
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--quiet",
+            "install",
+            what,
+        ];
         run(Command::new(self.program("python")).args(pip))
     }
 }
