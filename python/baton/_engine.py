@@ -51,6 +51,8 @@ class Engine:
         return json.dumps([_plain(element) for element in told], default=str).encode()
 
     def _in_loop(self, method: Any, loop: asyncio.AbstractEventLoop) -> list[Any]:
+        if loop.is_closed():
+            raise RuntimeError("the engine's event loop is closed")
         future = asyncio.run_coroutine_threadsafe(_collect(method), loop)
         while True:
             finished, _ = concurrent.futures.wait([future], timeout=LOOK_S)

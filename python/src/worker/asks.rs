@@ -1,9 +1,10 @@
 //! Questions of the sidecar to the engine, across the border to Python.
 
+use std::sync::{Mutex, PoisonError};
+
 use baton_proto::{Error, ErrorKind, Source as Blame, Stage};
 use baton_sidecar_trtllm::source;
 use pyo3::prelude::*;
-use std::sync::{Mutex, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 
 /// What is asked for.
@@ -83,7 +84,11 @@ impl Ask {
     }
 
     fn end(&self, answer: Answer) {
-        let waiting = self.answer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let waiting = self
+            .answer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(waiting) = waiting {
             // The sidecar may have ended meanwhile.
             let _ = waiting.send(answer);
@@ -100,12 +105,12 @@ impl Ask {
     }
 
     /// What the engine has told: a JSON array.
-    fn answer(&self, json: Vec<u8>) {
-        self.end(Ok(json));
+    fn answer(&self, json: &[u8]) {
+        self.end(Ok(json.to_vec()));
     }
 
     /// The engine has told nothing.
-    fn fail(&self, why: String) {
-        self.end(Err(why));
+    fn fail(&self, why: &str) {
+        self.end(Err(why.to_owned()));
     }
 }
