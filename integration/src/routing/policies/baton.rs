@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use baton_planner::{
-    Ask, Booked, Cached, Duty, Kind, Limits, Load, Place, Plan, Planner, Standing, Transit, Work,
-    Worker,
+    Ask, Booked, Cached, Duty, Kind, Limits, Load, Place, Plan, Planner, Promise, Standing,
+    Transit, Work, Worker,
 };
 use baton_proto::worker::Role;
 use rand::SeedableRng;
@@ -56,6 +56,8 @@ struct Request {
     decode: usize,
     leg: Booked,
     held: Option<Booked>,
+    /// Its decode leg will come.
+    promise: Option<Promise>,
     transit: Option<Transit>,
     expects: bool,
     first: f64,
@@ -171,12 +173,13 @@ impl Baton {
         standings.collect()
     }
 
-    fn book(&mut self, now: f64, request: &Arrival, plan: Plan, work: Work) {
+    fn book(&mut self, now: f64, request: &Arrival, plan: Plan, work: Work, due: f64) {
         let (prefill, decode) = match plan {
             Plan::Local { worker } => (worker, worker),
             Plan::Split { prefill, decode } => (prefill, decode),
         };
         let tokens = request.tokens.into();
+        let promise = (prefill != decode).then(|| self.workers[decode].books.promise(tokens, due));
         let known = &mut self.workers[prefill];
         let leg = known.books.book(work, tokens, now);
         known.expect(&request.blocks);
@@ -188,6 +191,7 @@ impl Baton {
             decode,
             leg,
             held: None,
+            promise,
             transit: None,
             expects: true,
             first: now,
@@ -255,6 +259,7 @@ impl Baton {
             .planner
             .begin_transfer(&mut decode, &from, &to, bytes, now);
         request.transit = Some(transit);
+        request.promise = None;
         request.held = Some(std::mem::replace(&mut request.leg, decode));
     }
 
@@ -313,7 +318,8 @@ impl Policy for Baton {
         }) = plan;
         let work = self.planner.work(ask, &standings[worker]);
         self.random = random;
-        self.book(now, request, plan, work);
+        let due = now + chosen.candidate.cost.until_decode();
+        self.book(now, request, plan, work, due);
         match plan {
             Plan::Local { worker } => Choice::Local { worker },
             Plan::Split { prefill, decode } => Choice::Split { prefill, decode },
