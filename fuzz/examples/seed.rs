@@ -55,7 +55,8 @@ fn main() -> io::Result<()> {
     agents()?;
     chats(here)?;
     kv_events(here)?;
-    sglang_events(here)
+    sglang_events(here)?;
+    trtllm(here)
 }
 
 /// The beginnings of what agents tell of themselves, one of each fabric.
@@ -111,6 +112,23 @@ fn sglang_events(here: &Path) -> io::Result<()> {
             let line: serde_json::Value = serde_json::from_str(line)?;
             let payload = bytes_of(line["frames_hex"][2].as_str().unwrap_or_default());
             save("sglang_events", &format!("{name}_{number}"), &payload)?;
+        }
+    }
+    Ok(())
+}
+
+/// Shapes of answers to polls, and to context legs.
+fn trtllm(here: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(here.join("../integration/recordings/trtllm"))? {
+        let path = entry?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with("ctx_") {
+            save("trtllm_prefill", &name, &fs::read(&path)?)?;
+        }
+        if name.starts_with("kv_events_") || name.starts_with("metrics_") {
+            let recorded: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
+            let body = recorded.get("body").unwrap_or(&recorded);
+            save("trtllm_events", &name, body.to_string().as_bytes())?;
         }
     }
     Ok(())

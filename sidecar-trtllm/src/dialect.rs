@@ -13,11 +13,13 @@ use baton_proto::json::{Edit, RawObject};
 use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use baton_proto::ticket::{Ticket, TransferMetadata};
-use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
-use baton_sidecar_core::engine::{Leg, Prefilled};
+use baton_proto::{Error, RequestId};
+use baton_sidecar_core::engine::Leg;
 pub use baton_sidecar_core::openai::{judge_answer, judge_event};
+use baton_sidecar_core::refusal::bad_metadata;
 use serde_json::json;
 
+pub(crate) use handoff::read_offered;
 pub use handoff::{Handoff, read_prefill};
 
 use crate::ids;
@@ -57,8 +59,8 @@ pub fn decode_body(
     ticket: &Ticket,
     leg: Leg<'_>,
 ) -> Result<String, Error> {
-    let handoff = Handoff::parse(&ticket.metadata).map_err(|why| refused(&why))?;
-    let params = handoff.for_generation().map_err(|why| refused(&why))?;
+    let handoff = Handoff::parse(&ticket.metadata).map_err(|why| bad_metadata(&why))?;
+    let params = handoff.for_generation().map_err(|why| bad_metadata(&why))?;
     let object = request.object();
     let edit = object.edit().set("disaggregated_params", params);
     // Tokens that are there need not be made again, and could come out differently.
@@ -87,34 +89,12 @@ pub(crate) fn offer(id: u64, endpoint: &ContextEndpoint) -> TransferMetadata {
     TransferMetadata::new(format!("{{\"disaggregated_params\":{params}}}"))
 }
 
-/// What a prefill means that decode did not wait for: whatever its first token was, decode has it, too.
-pub(crate) fn handed_over(read: Prefilled) -> Prefilled {
-    match read {
-        Prefilled::Handoff { usage, .. } | Prefilled::Ended { usage, .. } => {
-            Prefilled::HandedOver { usage }
-        }
-        handed_over @ Prefilled::HandedOver { .. } => handed_over,
-    }
-}
-
 /// TensorRT-LLM shares no block between different cache salts.
 fn salted<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<'a> {
     match leg.salt(object.get_set("cache_salt")) {
         Some(salt) => edit.set("cache_salt", salt),
         None => edit,
     }
-}
-
-/// The engine has not seen the ticket.
-fn refused(why: &str) -> Error {
-    let message = format!("the ticket's transfer metadata cannot be used: {why}");
-    Error::new(
-        ErrorKind::TicketRefused,
-        Source::Router,
-        Stage::Decode,
-        message,
-    )
-    .retry(Retry::Safe)
 }
 
 /// Whether a context engine's answer is to this leg: it says the handoff's id again. Other answers do not say whose they are.

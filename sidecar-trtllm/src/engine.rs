@@ -21,7 +21,7 @@ use http::{HeaderName, HeaderValue};
 use crate::attach::EngineConfig;
 use crate::causes;
 use crate::dialect;
-use crate::follow::{Leftover, Wake};
+use crate::follow::{Ended, Leftover};
 use crate::http::EngineHttp;
 use crate::ids;
 use crate::introduce::Fixed;
@@ -32,6 +32,9 @@ use crate::server_info::ServerInfo;
 
 /// Longest that a handoff of an engine that holds KV for ever is offered.
 const UNBOUNDED: Duration = Duration::from_secs(60);
+
+/// How much of the time that the engine holds KV can be counted on: its clock begins before its answer is here.
+const COUNTED_ON: f64 = 0.9;
 
 /// Longest that the two legs of a handoff that begins with decode may take to find each other.
 const MEETING: Duration = Duration::from_secs(100);
@@ -45,8 +48,8 @@ pub struct TrtllmEngine {
     pub(crate) last: Mutex<Option<Arc<Seen>>>,
     /// What a follower of an earlier life has polled and could not use.
     pub(crate) leftover: Leftover,
-    /// A request has come to its end: there are KV events.
-    pub(crate) wake: Wake,
+    /// Requests that have come to their end: there are KV events.
+    pub(crate) ended: Arc<Ended>,
     /// As many ranks as its KV events are of.
     pub(crate) ranks: Arc<AtomicU32>,
     /// How busy its present life was last.
@@ -80,7 +83,7 @@ impl TrtllmEngine {
             lives: Arc::default(),
             last: Mutex::default(),
             leftover: Leftover::default(),
-            wake: Wake::default(),
+            ended: Arc::default(),
             ranks: Arc::default(),
             sample: Arc::default(),
             _options_folder: folder,
@@ -105,10 +108,10 @@ impl TrtllmEngine {
         })
     }
 
-    /// How long KV that nobody fetches can be counted on. The engine's clock began before its answer came.
+    /// How long KV that nobody fetches can be counted on.
     fn lease(&self) -> Duration {
         let held = self.config.lease.unwrap_or(UNBOUNDED);
-        held - held / 10
+        held.mul_f64(COUNTED_ON)
     }
 }
 
@@ -184,13 +187,11 @@ impl Engine for TrtllmEngine {
     }
 
     fn read_prefill(&self, answer: &[u8]) -> Result<Prefilled, Error> {
-        self.wake.notify_one();
-        let read = dialect::read_prefill(answer, self.lease())?;
-        Ok(if self.config.generation_first {
-            dialect::handed_over(read)
-        } else {
-            read
-        })
+        self.ended.note();
+        if self.config.generation_first {
+            return dialect::read_offered(answer);
+        }
+        dialect::read_prefill(answer, self.lease())
     }
 
     /// The engine tells of everything once, and of nothing again.
@@ -248,13 +249,13 @@ impl Engine for TrtllmEngine {
     fn judge_event(&self, data: &[u8]) -> Verdict {
         let verdict = dialect::judge_event(data);
         if verdict == Verdict::Done {
-            self.wake.notify_one();
+            self.ended.note();
         }
         verdict
     }
 
     fn judge_answer(&self, body: &[u8]) -> Result<(), String> {
-        self.wake.notify_one();
+        self.ended.note();
         dialect::judge_answer(body)
     }
 

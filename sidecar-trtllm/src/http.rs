@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use baton_proto::{Error, ErrorKind};
-use baton_sidecar_core::questions::{Questions, strange};
+use baton_sidecar_core::questions::Questions;
 use baton_sidecar_core::tokenisation;
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::refusal::unusable;
 use crate::server_info::ServerInfo;
+use crate::source::Source;
 
 /// Longest that a poll for events may take. 1.2 goes on answering as long as an event comes within two seconds of the one
 /// before, and a poll that is given up loses what it would have told.
@@ -49,11 +50,7 @@ impl EngineHttp {
 
     /// Its version.
     pub async fn version(&self) -> Result<String, Error> {
-        #[derive(Deserialize)]
-        struct Version {
-            version: String,
-        }
-        Ok(self.small.get_json::<Version>("/version").await?.version)
+        self.small.version().await
     }
 
     /// What it says of itself; nothing, where it has no such route.
@@ -66,21 +63,7 @@ impl EngineHttp {
 
     /// What it serves.
     pub async fn models(&self) -> Result<Vec<Model>, Error> {
-        #[derive(Deserialize)]
-        struct Models {
-            data: Vec<Model>,
-        }
-        Ok(self.small.get_json::<Models>("/v1/models").await?.data)
-    }
-
-    /// Takes the KV events that nobody has taken yet.
-    pub async fn take_events(&self) -> Result<Vec<u8>, Error> {
-        self.events.post("/kv_cache_events", String::new()).await
-    }
-
-    /// Takes the statistics that nobody has taken yet.
-    pub async fn take_statistics(&self) -> Result<Vec<u8>, Error> {
-        self.small.get("/metrics").await
+        self.small.models().await
     }
 
     /// The tokens that it makes of a text (after 1.2). It has no such question for chats.
@@ -89,25 +72,28 @@ impl EngineHttp {
         struct Text {
             prompt: Option<String>,
         }
-        #[derive(Deserialize)]
-        struct Tokens {
-            tokens: Vec<u32>,
-        }
         let text: Text = serde_json::from_str(&request)
             .map_err(|error| unusable(&format!("this cannot be tokenised: {error}")))?;
         let Some(prompt) = text.prompt else {
             return Err(no_chats());
         };
         let asked = json!({ "prompt": prompt }).to_string();
-        let answer = self.small.post("/_internal/tokenize", asked).await?;
-        let tokens: Tokens = serde_json::from_slice(&answer)
-            .map_err(|error| strange("/_internal/tokenize", &error.to_string()))?;
-        Ok(tokens.tokens)
+        self.small.tokens("/_internal/tokenize", asked).await
     }
 
     /// A digest of how it tokenises; `None` if it does not say.
     pub async fn tokenisation(&self, model: &str) -> Option<String> {
         tokenisation::digest(model, |request| self.tokens(request)).await
+    }
+}
+
+impl Source for EngineHttp {
+    async fn take_events(&self) -> Result<Vec<u8>, Error> {
+        self.events.post("/kv_cache_events", String::new()).await
+    }
+
+    async fn take_statistics(&self) -> Result<Vec<u8>, Error> {
+        self.small.get("/metrics").await
     }
 }
 

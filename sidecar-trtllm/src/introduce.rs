@@ -5,10 +5,10 @@ use std::sync::{Arc, PoisonError};
 
 use baton_proto::Error;
 use baton_proto::compat::Compatibility;
-use baton_proto::model::{ModelFiles, Prompting};
+use baton_proto::model::ModelFiles;
 use baton_proto::worker::{EngineKind, Role, WorkerInfo};
 use baton_sidecar_core::engine::Attached;
-use baton_sidecar_core::model_files::PromptConfig;
+use baton_sidecar_core::model_files::{PromptConfig, PromptFiles};
 
 use crate::attach::EngineConfig;
 use crate::engine::{Seen, TrtllmEngine};
@@ -20,14 +20,14 @@ use crate::server_info::ServerInfo;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Fixed {
     /// What decides its prompts' tokens, and the digest of that.
-    files: Option<(Arc<ModelFiles>, String)>,
+    files: Option<PromptFiles>,
     /// Digest of how it tokenises.
     tokenisation: Option<String>,
 }
 
 impl Fixed {
     pub(crate) fn files(&self) -> Option<Arc<ModelFiles>> {
-        self.files.as_ref().map(|(files, _)| Arc::clone(files))
+        self.files.as_ref().map(PromptFiles::files)
     }
 }
 
@@ -65,30 +65,13 @@ impl TrtllmEngine {
             Some(model) => self.http.tokenisation(&model.id).await,
             None => None,
         };
-        Fixed {
-            files: self.files().await,
-            tokenisation,
-        }
-    }
-
-    async fn files(&self) -> Option<(Arc<ModelFiles>, String)> {
         let prompts = PromptConfig {
             directory: self.config.model_dir.clone(),
-            prompting: Prompting::default(),
             ..PromptConfig::default()
         };
-        let read = tokio::task::spawn_blocking(move || {
-            let files = prompts.read(None)?;
-            let digest = files.digest();
-            Ok((files, digest))
-        });
-        match read.await.unwrap_or_else(|died| Err(died.to_string())) {
-            Ok(files) => Some(files),
-            Err(why) => {
-                let why: String = why;
-                tracing::warn!(%why, "routers cannot know the tokens of texts");
-                None
-            }
+        Fixed {
+            files: PromptFiles::find(Ok(prompts), None).await,
+            tokenisation,
         }
     }
 }
@@ -130,12 +113,8 @@ fn compatibility(version: &str, model: Option<String>, block_size: u32) -> Compa
 
 impl Fixed {
     fn complete(&self, info: &mut WorkerInfo) {
-        if let Some((files, digest)) = &self.files {
-            info.tokenizer_digest = Some(digest.clone());
-            let template = files.chat_template.as_ref();
-            let digest =
-                |template: &String| blake3::hash(template.as_bytes()).to_hex()[..32].to_owned();
-            info.chat_template_digest = template.map(digest);
+        if let Some(files) = &self.files {
+            files.tell(info);
         }
         if let (Some(compatibility), Some(tokenisation)) =
             (&mut info.compatibility, &self.tokenisation)

@@ -17,6 +17,7 @@ mod process;
 mod progress;
 mod report;
 mod system;
+mod wheel;
 mod workspace;
 
 use std::path::PathBuf;
@@ -71,6 +72,12 @@ enum Command {
     /// Measure Baton.
     #[command(subcommand)]
     Bench(bench::Bench),
+
+    /// Build the Python package and test it.
+    ///
+    /// Makes a wheel of python/ with maturin, installs it in an environment of its own under target/wheel and runs its tests
+    /// beside a router and an emulated engine. maturin comes from PyPI.
+    Wheel,
 
     /// Real engines for tests and the demo.
     #[command(subcommand)]
@@ -250,6 +257,7 @@ fn main() -> ExitCode {
         Command::E2e(args) => e2e::run(&args, missing),
         Command::Demo(args) => demo::run(&args, missing),
         Command::Bench(bench) => bench::run(&bench, missing),
+        Command::Wheel => wheel::test(missing),
         Command::Engines(EnginesCommand::Install { engine }) => engines::install(engine, missing),
     };
     match outcome {

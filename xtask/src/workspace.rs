@@ -60,6 +60,7 @@ pub(crate) fn build_release() -> Result<()> {
         "baton-router",
         "baton-sidecar-vllm",
         "baton-sidecar-sglang",
+        "baton-sidecar-trtllm",
         "baton-integration",
     ];
     run(cargo()

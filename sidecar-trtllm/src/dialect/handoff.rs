@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use baton_proto::Error;
 use baton_proto::call::PrefillUsage;
 use baton_proto::json::RawObject;
 use baton_proto::ticket::TransferMetadata;
-use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 use baton_sidecar_core::engine::{HeldKv, Prefilled};
+use baton_sidecar_core::refusal::strange_prefill as strange;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -37,6 +38,15 @@ struct Params {
     schedule_style: Option<u8>,
 }
 
+impl Params {
+    fn with_first_token(self) -> Result<Self, String> {
+        match self.first_gen_tokens.as_deref() {
+            None | Some([]) => Err("its disaggregated_params have no first_gen_tokens".to_owned()),
+            Some(_) => Ok(self),
+        }
+    }
+}
+
 impl Handoff {
     /// Reads a ticket's metadata, and refuses what a generation engine does not survive: without first tokens it dies in its
     /// executor (review of pull request 18819).
@@ -54,18 +64,13 @@ impl Handoff {
         if params.ctx_request_id.is_none() || params.disagg_request_id.is_none() {
             return Err("its disaggregated_params have no ids".to_owned());
         }
-        let offered = params.schedule_style == Some(super::GENERATION_FIRST);
-        let has_first = params
-            .first_gen_tokens
-            .as_ref()
-            .is_some_and(|tokens| !tokens.is_empty());
-        if offered && params.ctx_info_endpoint.is_none() {
-            return Err("they do not say where the context engine is".to_owned());
+        match params.schedule_style {
+            Some(super::GENERATION_FIRST) if params.ctx_info_endpoint.is_some() => Ok(params),
+            Some(super::GENERATION_FIRST) => {
+                Err("they do not say where the context engine is".to_owned())
+            }
+            _ => params.with_first_token(),
         }
-        if !offered && !has_first {
-            return Err("its disaggregated_params have no first_gen_tokens".to_owned());
-        }
-        Ok(params)
     }
 
     /// Its id.
@@ -105,6 +110,13 @@ struct Answer {
     prompt_token_ids: Option<Box<RawValue>>,
 }
 
+impl Answer {
+    fn read(answer: &[u8]) -> Result<Self, Error> {
+        serde_json::from_slice(answer)
+            .map_err(|error| strange(&format!("the prefill's answer is strange: {error}")))
+    }
+}
+
 #[derive(Deserialize)]
 struct Choice {
     finish_reason: Option<String>,
@@ -125,8 +137,7 @@ struct Details {
 /// What a finished prefill left. An answer that ended by itself holds nothing: only what is to be gone on with is sent
 /// (`_send_kv_async`).
 pub fn read_prefill(answer: &[u8], lease: Duration) -> Result<Prefilled, Error> {
-    let answer: Answer = serde_json::from_slice(answer)
-        .map_err(|error| strange(&format!("the prefill's answer is strange: {error}")))?;
+    let answer = Answer::read(answer)?;
     let usage = usage(&answer.usage)?;
     let Ok([choice]) = <[Choice; 1]>::try_from(answer.choices) else {
         return Err(strange("the prefill did not answer one choice"));
@@ -146,7 +157,8 @@ pub fn read_prefill(answer: &[u8], lease: Duration) -> Result<Prefilled, Error> 
             .filter(|ids| ids.get().starts_with('[') && ids.get().len() <= MOST_IDS),
         usage: Some(answer.usage),
     };
-    handoff.params().map_err(|why| strange(&why))?;
+    let params = handoff.params().and_then(Params::with_first_token);
+    params.map_err(|why| strange(&why))?;
     Ok(Prefilled::Handoff {
         usage,
         kv: HeldKv {
@@ -155,6 +167,13 @@ pub fn read_prefill(answer: &[u8], lease: Duration) -> Result<Prefilled, Error> 
             lease,
         },
     })
+}
+
+/// The same of a prefill that decode did not wait for: whatever its first token was, decode has it, too.
+pub(crate) fn read_offered(answer: &[u8]) -> Result<Prefilled, Error> {
+    let answer = Answer::read(answer)?;
+    let usage = usage(&answer.usage)?;
+    Ok(Prefilled::HandedOver { usage })
 }
 
 fn usage(raw: &RawValue) -> Result<PrefillUsage, Error> {
@@ -174,8 +193,4 @@ pub(super) fn id_in_answer(json: &[u8]) -> Option<u64> {
     let params = answer.choices.first()?.disaggregated_params.as_ref()?;
     let params: Params = serde_json::from_str(params.get()).ok()?;
     params.disagg_request_id
-}
-
-fn strange(why: &str) -> Error {
-    Error::new(ErrorKind::Protocol, Source::Engine, Stage::Prefill, why).retry(Retry::AfterCancel)
 }

@@ -3,7 +3,8 @@ use std::time::Duration;
 use baton_proto::digest::RequestDigest;
 use baton_proto::ticket::Draft;
 use baton_proto::token::FleetToken;
-use baton_sidecar_core::engine::Verdict;
+use baton_proto::{ErrorKind, Retry, Source};
+use baton_sidecar_core::engine::{Prefilled, Verdict};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -186,6 +187,15 @@ fn what_a_generation_engine_does_not_survive_never_reaches_it() {
         (params("first_gen_tokens", Value::Null), "first_gen_tokens"),
         (params("first_gen_tokens", json!([])), "first_gen_tokens"),
         (params("first_gen_tokens", json!(["a"])), "strange"),
+        (
+            changed(|answer| {
+                let params = &mut answer["choices"][0]["disaggregated_params"];
+                params["schedule_style"] = 1.into();
+                params["ctx_info_endpoint"] = "tcp://a:1".into();
+                params["first_gen_tokens"] = Value::Null;
+            }),
+            "first_gen_tokens",
+        ),
         (params("ctx_request_id", Value::Null), "no ids"),
         (params("disagg_request_id", Value::Null), "no ids"),
         (
@@ -265,8 +275,9 @@ fn a_handoff_that_begins_with_decode_has_one_id_on_both_legs() {
         recorded["gen_request_disaggregated_params"]
     );
     assert_eq!(generation["prompt"], "p");
-    let read = read_prefill(recorded!("ctx_completion_response.json").as_bytes(), LEASE).unwrap();
-    assert!(matches!(handed_over(read), Prefilled::HandedOver { .. }));
+    let answer = recorded!("ctx_completion_response_finished_early.json");
+    let read = read_offered(answer.as_bytes()).unwrap();
+    assert!(matches!(read, Prefilled::HandedOver { .. }));
 }
 
 #[test]

@@ -185,20 +185,44 @@ fn invalid_prompt(prompt: &Value) -> Refused {
     }
 }
 
+/// What comes between the text parts of a message.
+const PART_SEPARATOR: &str = " ";
+
+/// The tokens of a chat that is to be answered.
+fn chat_prompt(body: &Value, config: &Config, tokenizer: &Tokenizer) -> Result<Vec<u32>, Refused> {
+    chat_tokens(body, true, config, tokenizer)
+}
+
 /// A chat's tokens.
-pub(super) fn chat_prompt(
+pub(super) fn chat_tokens(
     body: &Value,
+    answer_follows: bool,
     config: &Config,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<u32>, Refused> {
-    let rendered = body["messages"]
-        .as_array()
-        .filter(|messages| !messages.is_empty())
-        .and_then(|_| tokenizer.render_chat(&body["messages"]));
+    let mut messages = body["messages"].clone();
+    messages
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+        .for_each(join_parts);
+    let rendered = Some(&messages)
+        .filter(|messages| messages.get(0).is_some())
+        .and_then(|messages| tokenizer.render_messages(messages, answer_follows));
     let rendered = rendered.ok_or_else(|| Refused::bad("Messages cannot be empty."))?;
     let tools = Some(&body["tools"]).filter(|tools| config.own_way_with_tools && tools.is_array());
     let tools = tools.map(Value::to_string).unwrap_or_default();
     Ok(tokenizer.encode(&(tools + &rendered)))
+}
+
+/// A message's text parts become one text.
+fn join_parts(message: &mut Value) {
+    let parts = message["content"].as_array();
+    let texts = parts.and_then(|parts| parts.iter().map(|part| part["text"].as_str()).collect());
+    let texts: Option<Vec<&str>> = texts;
+    if let Some(texts) = texts {
+        message["content"] = texts.join(PART_SEPARATOR).into();
+    }
 }
 
 fn sampling(
