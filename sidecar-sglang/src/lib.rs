@@ -16,4 +16,5 @@ pub mod load;
 mod refusal;
 pub mod rooms;
 pub mod server_info;
+pub mod spelling;
 mod worker_info;
