@@ -151,13 +151,13 @@ fn every_rule_is_shown_by_a_test_or_owns_up() {
 
 /// The rows of a section that is no stage: what goes wrong with its rule, and the test.
 fn rows<'a>(page: &'a str, heading: &str) -> Vec<(&'a str, &'a str)> {
-    let (_, section) = page.split_once(heading).unwrap();
+    let (_, section) = page.split_once(heading).expect("the section is there");
     let section = section.split("\n## ").next().unwrap_or_default();
     let rows = section
         .lines()
         .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     rows.skip(1)
-        .map(|row| row.rsplit_once(" | ").unwrap())
+        .map(|row| row.rsplit_once(" | ").expect("a row has a test"))
         .collect()
 }
 

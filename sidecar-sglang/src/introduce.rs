@@ -45,6 +45,7 @@ impl SglangEngine {
         let models = self.http.models().await?;
         let role = refusal::role(&server)?;
         let incarnation = server.incarnation()?;
+        self.spelling.lives(&incarnation);
         let mut info = info(&server, &models, role);
         let fixed = self.fixed(&incarnation, &server, &info).await;
         fixed.complete(&mut info, &server, role);

@@ -99,14 +99,14 @@ async fn last(fault: &Fault, over: &CancellationToken) {
     let _ = over.run_until_cancelled(sleep(fault.lasts)).await;
 }
 
-/// Where nobody could tell the engine that a leg is over it has to find out for itself that its connection is closed; elsewhere
+/// Where nobody can tell the engine that a leg is over, it has to find out for itself that its connection is closed; elsewhere
 /// it is to be told.
 async fn befall(worker: &Worker, fault: &Fault, over: &CancellationToken) {
-    let is_told = match fault.kind {
-        Kind::KillSidecar | Kind::MuteEngine | Kind::CutEngine | Kind::PauseEngine => false,
-        _ => true,
-    };
-    worker.engine().watch_connections(!is_told);
+    let cut_off = matches!(
+        fault.kind,
+        Kind::KillSidecar | Kind::MuteEngine | Kind::CutEngine | Kind::PauseEngine
+    );
+    worker.engine().watch_connections(cut_off);
     befall_worker(worker, fault, over).await;
     let _ = over.run_until_cancelled(sleep(BREATH)).await;
     worker.engine().watch_connections(false);

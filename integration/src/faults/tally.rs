@@ -91,14 +91,14 @@ impl Tally {
             match seen.leg {
                 Leg::Prefill => self.prefill_legs += 1,
                 Leg::Local => self.local_legs += 1,
-                Leg::Decode => self.decoded(subject.handoff(&seen.json())),
+                Leg::Decode => self.decoded(&subject.handoff(&seen.json())),
             }
         }
     }
 
-    fn decoded(&mut self, handoff: String) {
+    fn decoded(&mut self, handoff: &str) {
         self.decode_legs += 1;
-        let times = self.handoffs.entry(handoff.clone()).or_default();
+        let times = self.handoffs.entry(handoff.to_owned()).or_default();
         *times += 1;
         if *times > 1 {
             self.double_use += 1;

@@ -87,12 +87,12 @@ pub(super) fn run(args: &FaultsArgs, missing: Missing) -> Result<()> {
     let (usual, sabotaged) = if args.smoke { SMOKE } else { USUAL };
     let requests = args.requests.unwrap_or(usual);
     command.arg("faults");
-    command.args(["--engine", name(args.engine).as_str()]);
+    command.args(["--engine", name(&args.engine).as_str()]);
     command.args(["--seed", &args.seed.to_string()]);
     command.args(["--requests", &requests.to_string()]);
     command.args(["--sabotaged-requests", &sabotaged.to_string()]);
     if let Some(sabotage) = args.sabotage {
-        command.args(["--sabotage", name(sabotage).as_str()]);
+        command.args(["--sabotage", name(&sabotage).as_str()]);
     }
     if args.schedule {
         let status = command.arg("--schedule").status()?;
@@ -112,7 +112,7 @@ pub(super) fn run(args: &FaultsArgs, missing: Missing) -> Result<()> {
 }
 
 /// The word that stands for a value on the command line.
-fn name(value: impl ValueEnum) -> String {
+fn name(value: &impl ValueEnum) -> String {
     let word = value.to_possible_value();
     word.map_or_else(String::new, |word| word.get_name().to_owned())
 }
