@@ -6,6 +6,7 @@
 mod asks;
 
 use std::ffi::OsString;
+use std::future::Future;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -107,28 +108,16 @@ impl Worker {
 
 impl Running {
     fn start(args: ObservedArgs, source: Source) -> Result<Self, Exit> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("baton")
-            .enable_all()
-            .build()
-            .map_err(|error| Exit::failure(format!("the runtime could not start: {error}")))?;
+        let runtime = runtime()?;
         let stop = CancellationToken::new();
         let (started, mut reachable) = watch::channel(false);
         let (ended, mut outcome) = oneshot::channel();
-        let running = observed::run(args, source, started, stop.clone());
-        runtime.spawn(async move {
-            let outcome = running.await;
-            if let Err(exit) = &outcome {
-                tracing::error!(%exit, "the sidecar has ended");
-            }
-            // Nobody waits for it if this process ends first.
-            let _ = ended.send(outcome);
-        });
+        let sidecar = observed::run(args, source, started, stop.clone());
+        runtime.spawn(watched(sidecar, reachable.clone(), ended));
         let early = runtime.block_on(async {
             tokio::select! {
                 early = &mut outcome => Some(early),
-                _ = reachable.wait_for(|reachable| *reachable) => None,
+                Ok(_) = reachable.wait_for(|reachable| *reachable) => None,
             }
         });
         match early {
@@ -155,6 +144,29 @@ impl Running {
         }
         self.runtime.shutdown_timeout(Duration::from_secs(1));
     }
+}
+
+fn runtime() -> Result<Runtime, Exit> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .thread_name("baton")
+        .enable_all()
+        .build()
+        .map_err(|error| Exit::failure(format!("the runtime could not start: {error}")))
+}
+
+/// Says why a sidecar has ended that was reachable. Before that, whoever has started it is told.
+async fn watched(
+    sidecar: impl Future<Output = Result<(), Exit>>,
+    reachable: watch::Receiver<bool>,
+    ended: oneshot::Sender<Result<(), Exit>>,
+) {
+    let outcome = sidecar.await;
+    if let (Err(exit), true) = (&outcome, *reachable.borrow()) {
+        tracing::error!(%exit, "the sidecar has ended");
+    }
+    // Nobody waits for it if this process ends first.
+    let _ = ended.send(outcome);
 }
 
 impl Drop for Worker {

@@ -83,7 +83,7 @@ class View(WithRouter):
             worker = self.worker("ranks", lambda worker: len(ranks(worker)) == 2)
             self.assertEqual(worker["info"]["ranks"], 2)
 
-    def test_events_that_the_engine_dropped_make_the_view_uncertain(self) -> None:
+    def test_events_that_never_came_make_the_view_uncertain(self) -> None:
         llm = FakeLLM()
         llm.tells(polls()[0] + polls()[1])
         with attached(llm, self.router, "gap"):
@@ -124,6 +124,25 @@ class Failures(WithRouter):
         self.assertNotIn("gone", self.workers())
         attachment.close()
         self.assertFalse(attachment._asking.is_alive(), "nobody asks the engine any more")
+
+    def test_while_a_loop_stands_still_nothing_is_told_of_its_engine(self) -> None:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(loop.call_soon_threadsafe, loop.stop)
+        llm = FakeLLM(loop)
+        for events in polls():
+            llm.tells(events)
+        with attached(llm, self.router, "busy", loop=loop):
+            self.worker("busy", lambda worker: ranks(worker) == ONE_BLOCK)
+            go_on = threading.Event()
+            self.addCleanup(go_on.set)
+            loop.call_soon_threadsafe(go_on.wait)
+            self.worker("busy", lambda worker: ranks(worker) != ONE_BLOCK)
+            go_on.set()
+            self.worker("busy", lambda worker: ranks(worker) == ONE_BLOCK)
+        self.assertEqual(llm.strange_calls, [])
 
     def test_a_loop_that_stands_still_does_not_hold_up_the_end(self) -> None:
         loop = asyncio.new_event_loop()
@@ -180,7 +199,7 @@ class Refusals(unittest.TestCase):
         self.assertIn("--listen", self.refused(ValueError, FakeLLM(), listen="nowhere"))
         refused = self.refused(ValueError, FakeLLM(), listen="0.0.0.0:9100")
         self.assertIn("--advertise", refused)
-        self.assertIn("BATON_TOKEN", self.refused(ValueError, FakeLLM(), token=""))
+        self.assertIn("at least 16 characters", self.refused(ValueError, FakeLLM(), token="short"))
 
     def test_an_engine_that_tells_nothing(self) -> None:
         llm = FakeLLM(kv_cache_config={"event_buffer_max_size": 0})

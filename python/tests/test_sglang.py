@@ -41,6 +41,7 @@ class Hook(WithRouter):
                 json.dumps(argv),
             ],
             env={**os.environ, "BATON_TOKEN": TOKEN},
+            stdout=subprocess.DEVNULL,
             # What a terminal sends reaches all of them.
             start_new_session=True,
         )

@@ -5,8 +5,8 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::system::{self, Missing};
-use crate::wheel::MANIFEST;
-use crate::workspace::{cargo, run, target_dir};
+use crate::wheel::{self, MANIFEST};
+use crate::workspace::{cargo, run};
 
 /// The cargo-deny whose configuration format `deny.toml` is written in; a newer one is fine.
 const CARGO_DENY: (u32, u32, u32) = (0, 20, 2);
@@ -44,7 +44,7 @@ pub(crate) fn lint(missing: Missing) -> Result<()> {
             "--locked",
             "--target-dir",
         ])
-        .arg(target_dir())
+        .arg(wheel::target_dir())
         .args(["--", "--deny", "warnings"]))?;
     install_cargo_deny()?;
     for manifest in ["Cargo.toml", MANIFEST] {

@@ -15,6 +15,11 @@ const MATURIN: &str = "maturin==1.16.0";
 /// Manifest of the crate, which is a workspace of its own.
 pub(crate) const MANIFEST: &str = "python/Cargo.toml";
 
+/// Where it is built. Not with the rest: its macros ask more of crates that everything is built with, and one would undo the other.
+pub(crate) fn target_dir() -> PathBuf {
+    workspace::target_dir().join("wheel/build")
+}
+
 /// Builds the wheel, and tests it beside the binaries of a release build.
 pub(crate) fn test(missing: Missing) -> Result<()> {
     system::ensure_present(&[&system::BUILD[..], &[Need::Python]].concat(), missing)?;
@@ -62,7 +67,7 @@ fn build(tools: &Venv, dist: &Path) -> Result<PathBuf> {
         ])
         .arg(tools.program("python"))
         .arg("--target-dir")
-        .arg(workspace::target_dir())
+        .arg(target_dir())
         .arg("--out")
         .arg(dist)
         // Maturin asks the cargo that it finds for the crate's metadata.
