@@ -262,3 +262,6 @@ fn step(book: &Book, more: u32) -> [f64; 3] {
         to_f64(book.all_kv_tokens()) * prior::KV_S,
     ]
 }
+
+#[cfg(test)]
+mod tests;
