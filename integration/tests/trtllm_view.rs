@@ -42,12 +42,7 @@ fn prompt(random: &mut StdRng) -> Value {
         .map(|at| 40 + (at * (shared + 3)) % 80)
         .collect();
     prompt.extend((0..40).map(|_| random.random_range(40..120_u32)));
-    let mut body =
-        json!({"model": MODEL, "prompt": prompt, "max_tokens": random.random_range(1..24)});
-    if random.random_range(0..5) == 0 {
-        body["cache_salt"] = json!("tenant");
-    }
-    body
+    json!({"model": MODEL, "prompt": prompt, "max_tokens": random.random_range(1..24)})
 }
 
 /// How many whole blocks there are of these, and their digest.
@@ -108,10 +103,7 @@ async fn rival(fleet: &Fleet) -> usize {
 async fn is_exact(fleet: &Fleet, number: usize, what: &str) {
     let held = || {
         let engine = fleet.trtllm("t");
-        [
-            digest(engine.cached(number)),
-            digest(engine.copied(number)),
-        ]
+        [digest(engine.cached(number)), digest(engine.copied(number))]
     };
     let exact = || async {
         let rank = rank(fleet, number).await;
