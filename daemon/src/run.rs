@@ -1,5 +1,6 @@
 //! The outermost shell of a binary: parse, build, run, and an exit code that says what happened.
 
+use std::ffi::OsString;
 use std::future::Future;
 use std::process::ExitCode;
 
@@ -49,18 +50,31 @@ pub trait Arguments: Parser {
     fn common(&self) -> &Common;
 }
 
-/// Parses the arguments, starts logs and the runtime, and runs `body` until it ends. `body` is given a token that is
-/// cancelled when the process is asked to stop.
+/// Runs a daemon with the arguments of this process until it ends ([`with_arguments`]).
 pub fn daemon<A, F>(body: impl FnOnce(A, CancellationToken) -> F) -> ExitCode
 where
     A: Arguments,
     F: Future<Output = Result<(), Exit>>,
 {
-    let arguments = match config::parse::<A>(std::env::args_os()) {
+    ExitCode::from(with_arguments(std::env::args_os(), body))
+}
+
+/// Parses a command line, the program's name first, starts logs and the runtime, and runs `body` until it ends. `body` is
+/// given a token that is cancelled when the process is asked to stop. Answers the exit code, for a process whose end is not
+/// this crate's to decide.
+pub fn with_arguments<A, F>(
+    command_line: impl IntoIterator<Item = OsString>,
+    body: impl FnOnce(A, CancellationToken) -> F,
+) -> u8
+where
+    A: Arguments,
+    F: Future<Output = Result<(), Exit>>,
+{
+    let arguments = match config::parse::<A>(command_line) {
         Ok(arguments) => arguments,
         Err(config::Stop::Show(text)) => {
             print_out(&text);
-            return ExitCode::SUCCESS;
+            return 0;
         }
         Err(config::Stop::Refuse(sentence)) => return end(&Exit::Usage(sentence)),
     };
@@ -68,17 +82,20 @@ where
         return end(&exit);
     }
     files::raise_limit();
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
+    match in_runtime(arguments, body) {
+        Ok(()) => 0,
+        Err(exit) => end(&exit),
+    }
+}
+
+fn in_runtime<A, F>(arguments: A, body: impl FnOnce(A, CancellationToken) -> F) -> Result<(), Exit>
+where
+    F: Future<Output = Result<(), Exit>>,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-    {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            return end(&Exit::failure(format!(
-                "the runtime could not start: {error}"
-            )));
-        }
-    };
+        .map_err(|error| Exit::failure(format!("the runtime could not start: {error}")))?;
     let outcome = runtime.block_on(async {
         let stop = signal::stop_token()
             .map_err(|error| Exit::failure(format!("signals cannot be handled: {error}")))?;
@@ -86,10 +103,7 @@ where
     });
     // Anything still blocked in a thread (a socket being closed) must not hold the process up.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(exit) => end(&exit),
-    }
+    outcome
 }
 
 #[expect(
@@ -104,9 +118,9 @@ fn print_out(text: &str) {
     clippy::print_stderr,
     reason = "the last sentence must be seen whatever the log filter is"
 )]
-fn end(exit: &Exit) -> ExitCode {
+fn end(exit: &Exit) -> u8 {
     if !matches!(exit, Exit::Child(_)) {
         eprintln!("error: {exit}");
     }
-    ExitCode::from(exit.code())
+    exit.code()
 }

@@ -1,12 +1,12 @@
 //! vLLM and SGLang engines of one model behind one router: whole requests anywhere, handoffs among engines of a kind.
 
-use baton_integration::client::Answer;
+use baton_integration::client::{self, Answer};
 use baton_integration::emulated::model;
 use baton_integration::emulated::script::Leg;
 use baton_integration::emulated::sglang::events::{Form, Format};
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::{sglang, vllm};
-use baton_integration::fleet::{EngineConfig, Fleet, Kind, Setup};
+use baton_integration::fleet::{EngineConfig, Fleet, Kind, Setup, TOKEN};
 use baton_integration::ports;
 use baton_integration::wait::until;
 use serde_json::{Value, json};
@@ -43,6 +43,9 @@ fn sglang(mode: sglang::Mode) -> sglang::Config {
     }
 }
 
+/// Their names.
+const KINDS: [&str; 2] = ["v", "s"];
+
 /// A worker of either kind that serves whole requests.
 fn whole() -> [(&'static str, EngineConfig); 2] {
     [
@@ -72,13 +75,21 @@ fn prompt(number: u32) -> Vec<u32> {
     (0..120).map(|at| 40 + (at * (number + 3)) % 80).collect()
 }
 
+fn body(prompt: &[u32]) -> String {
+    json!({"model": "tiny", "prompt": prompt, "max_tokens": 5, "temperature": 0}).to_string()
+}
+
 async fn ask(fleet: &Fleet, prompt: &[u32]) -> Answer {
-    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 5, "temperature": 0});
-    fleet.complete(body.to_string()).await
+    fleet.complete(body(prompt)).await
 }
 
 fn right(answer: &Answer, prompt: &[u32]) {
     assert_eq!(answer.served().generated(), model::tokens_text(prompt, 5));
+}
+
+/// How many whole requests either kind was given.
+fn served(fleet: &Fleet) -> [usize; 2] {
+    KINDS.map(|name| legs(fleet, name, Leg::Local))
 }
 
 /// How many requests of this leg reached an engine.
@@ -89,27 +100,30 @@ fn legs(fleet: &Fleet, name: &str, leg: Leg) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn whole_requests_go_to_whichever_kind_holds_the_prompt() {
     let fleet = fleet_of(whole()).start().await;
-    let names = ["v", "s"];
     for number in 0..6 {
         let prompt = prompt(number);
+        let before = served(&fleet);
         right(&ask(&fleet, &prompt).await, &prompt);
-        let served = names.map(|name| legs(&fleet, name, Leg::Local));
-        let holder = names[usize::from(served[1] > served[0])];
-        knows_of(&fleet, holder, &prompt).await;
+        let holder = usize::from(served(&fleet)[1] > before[1]);
+        knows_of(&fleet, KINDS[holder], &prompt).await;
         for _ in 0..3 {
             right(&ask(&fleet, &prompt).await, &prompt);
         }
-        let others = names.map(|name| legs(&fleet, name, Leg::Local));
-        let came = [others[0] - served[0], others[1] - served[1]];
-        let expected = if holder == "v" { [3, 0] } else { [0, 3] };
-        assert_eq!(came, expected, "prompt {number} is held by {holder}");
+        let mut expected = before;
+        expected[holder] += 4;
+        let holder = KINDS[holder];
+        assert_eq!(
+            served(&fleet),
+            expected,
+            "prompt {number} is held by {holder}"
+        );
     }
     fleet.finish().await;
 }
 
 /// Waits until the router is certain that a worker holds most of a prompt.
 async fn knows_of(fleet: &Fleet, name: &str, prompt: &[u32]) {
-    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 5}).to_string();
+    let body = body(prompt);
     until("the router to know who holds the prompt", || async {
         let plan = fleet.post("/v1/plan", &body).await.json();
         let candidates = plan["candidates"].as_array().cloned().unwrap_or_default();
@@ -144,16 +158,37 @@ async fn kv_is_handed_over_among_engines_of_a_kind_only() {
         }
     }
     assert_eq!(view["pairs"].as_array().unwrap().len(), 4);
-    for number in 0..12 {
-        let prompt = prompt(number);
-        right(&ask(&fleet, &prompt).await, &prompt);
+    for (number, pair) in ["vp,vd", "sp,sd"].into_iter().enumerate() {
+        let prompt = prompt(number.try_into().unwrap());
+        right(&ask_by(&fleet, &prompt, pair).await, &prompt);
     }
-    let [vp, sp] = ["vp", "sp"].map(|name| legs(&fleet, name, Leg::Prefill));
-    let [vd, sd] = ["vd", "sd"].map(|name| legs(&fleet, name, Leg::Decode));
-    assert_eq!((vp, sp), (vd, sd));
-    assert_eq!(vp + sp, 12);
-    assert!(vp > 0 && sp > 0, "both kinds are used: {vp}, {sp}");
+    for (name, leg) in [
+        ("vp", Leg::Prefill),
+        ("sp", Leg::Prefill),
+        ("vd", Leg::Decode),
+        ("sd", Leg::Decode),
+    ] {
+        assert_eq!(legs(&fleet, name, leg), 1, "{name}");
+    }
+    for impossible in ["vp,sd", "sp,vd"] {
+        let answer = ask_by(&fleet, &prompt(9), impossible).await;
+        let message = answer.refused(503);
+        assert!(message.contains("cannot be taken"), "{message}");
+    }
     fleet.finish().await;
+}
+
+/// A gateway of the fleet asks for this pair.
+async fn ask_by(fleet: &Fleet, prompt: &[u32], pair: &str) -> Answer {
+    let (bearer, route) = (format!("Bearer {TOKEN}"), format!("split={pair}"));
+    let headers = [
+        ("content-type", "application/json"),
+        ("authorization", bearer.as_str()),
+        ("baton-route", route.as_str()),
+    ];
+    let address = fleet.address();
+    let asked = client::start(address, "POST", "/v1/completions", &headers, body(prompt));
+    asked.await.finish().await
 }
 
 #[tokio::test(flavor = "multi_thread")]

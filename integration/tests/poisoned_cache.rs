@@ -3,7 +3,7 @@
 use baton_integration::ask::PROMPT;
 use baton_integration::client::Exchange;
 use baton_integration::emulated::model;
-use baton_integration::emulated::vllm::script::{Fault, Gate, Leg, Rule};
+use baton_integration::emulated::vllm::script::{Fault, Gate, Http, Leg, Rule};
 use baton_integration::emulated::vllm::{EngineId, Fate};
 use baton_integration::fleet::{Fleet, Setup};
 use baton_integration::wait::until;
@@ -95,6 +95,32 @@ async fn a_client_that_leaves_before_the_settling_leaves_no_foreign_kv_behind() 
     another_is_right(&fleet).await;
     gate.open();
     fleet.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_stood_still_when_its_leg_was_cut_off_may_go_on_with_it() {
+    for holder_dies in [false, true] {
+        let fleet = Setup::split().prefill("p1").start().await;
+        let (fetch, answer) = (Gate::new(), Gate::new());
+        let (first, holder) = before_its_fetch(&fleet, &fetch, &answer).await;
+        fleet.engine("d0").http_mode(Http::Mute);
+        let mut first = Some(first);
+        if holder_dies {
+            fleet.engine(holder).kill().await;
+        } else {
+            first.take().expect("it waits").vanish();
+        }
+        quarantined(&fleet).await;
+        fleet.engine("d0").http_mode(Http::Normal);
+        fetch.open();
+        answer.open();
+        // Whatever was asked of it in the meantime is never answered.
+        drop(first);
+        another_is_right(&fleet).await;
+        fleet.engine(holder).restart(EngineId::Same).await;
+        fleet.all_ready().await;
+        fleet.finish().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ use baton_integration::ask::{PROMPT, chat, completion};
 use baton_integration::client::Answer;
 use baton_integration::emulated::vllm::script::{Fault, Gate, Leg, Rule};
 use baton_integration::emulated::vllm::side_channel::SideChannel;
-use baton_integration::emulated::vllm::{Config, EngineId};
+use baton_integration::emulated::vllm::{Config, EngineId, Fate};
 use baton_integration::fleet::{Fleet, Setup};
 use baton_integration::wait;
 use serde_json::{Value, json};
@@ -283,6 +283,10 @@ async fn kv_whose_lease_is_over_spoils_no_answer() {
     fleet.engine("d0").script(Rule::on(Leg::Decode).gate(&gate));
     let exchange = fleet.begin(ask.path, &ask.body).await;
     gate.reached(1).await;
+    wait::until("the leg to be cut off before it fetches", || async {
+        fleet.engine("d0").seen_of(Leg::Decode)[0].fate() == Fate::Aborted
+    })
+    .await;
     wait::until("the lease to end", || async {
         fleet.engine("p0").holds() == 0
     })
@@ -290,13 +294,6 @@ async fn kv_whose_lease_is_over_spoils_no_answer() {
     fleet.engine("p0").overwrite_free();
     gate.open();
     let answer = exchange.finish().await;
-    assert_ne!(
-        fleet.engine("d0").seen_of(Leg::Decode)[0]
-            .answer()
-            .generated(),
-        ask.text,
-        "decode had wrong KV"
-    );
     was_withheld(&fleet, &answer, &ask.text).await;
     fleet.finish().await;
 }

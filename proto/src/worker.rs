@@ -33,12 +33,19 @@ pub enum Role {
     Any,
     /// Whole requests only: its engine was started without a transfer connector.
     Local,
+    /// No leg at all: its engine is not to be reached by requests. What it holds and how busy it is, is known all the same.
+    Observed,
     /// A role of a newer peer: given no work.
     #[serde(other)]
     Unknown,
 }
 
 impl Role {
+    /// Whether it may take any leg.
+    pub fn serves(self) -> bool {
+        !matches!(self, Self::Observed | Self::Unknown)
+    }
+
     /// Whether it may take prefill legs.
     pub fn prefills(self) -> bool {
         matches!(self, Self::Prefill | Self::Any)

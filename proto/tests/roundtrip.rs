@@ -112,6 +112,7 @@ fn worker_info() -> impl Any<WorkerInfo> {
             Role::Decode,
             Role::Any,
             Role::Local,
+            Role::Observed,
             Role::Unknown,
         ][..],
     );

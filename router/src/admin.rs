@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use serde_json::{Map, Value, json};
 
 use crate::args::Force;
-use crate::fleet::{Knowledge, Snapshot, WorkerState, WorkerView};
+use crate::fleet::{Knowledge, Snapshot, WorkerView};
 use crate::planner::{self, Lessons, Question, Wish};
 use crate::state::Router;
 
@@ -73,7 +73,7 @@ fn ready_workers(snapshot: &Snapshot) -> Vec<&WorkerView> {
     snapshot
         .workers
         .iter()
-        .filter(|worker| worker.state() == WorkerState::Ready)
+        .filter(|worker| worker.is_well())
         .collect()
 }
 

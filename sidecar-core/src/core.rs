@@ -158,6 +158,11 @@ impl<E: Engine> Core<E> {
             );
         }
         match &*self.status() {
+            EngineStatus::Up(attached) if !attached.info.role.serves() => refuse(
+                ErrorKind::NoWorker,
+                Source::Sidecar,
+                "this worker is observed only: no request reaches its engine",
+            ),
             EngineStatus::Up(attached) => Ok(Arc::clone(attached)),
             EngineStatus::Starting => refuse(
                 ErrorKind::NoWorker,

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::args::SglangArgs;
 
 /// SGLang's port if none is given (0.5.23).
-const DEFAULT_PORT: &str = "30000";
+pub(crate) const DEFAULT_PORT: &str = "30000";
 
 /// What must be known of an engine to attach to it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -22,9 +22,9 @@ use tokio_util::sync::CancellationToken;
 use crate::engine::TrtllmEngine;
 use crate::events::decode;
 use crate::events::tracker::{AnotherStart, Known, Tracker};
-use crate::http::EngineHttp;
 use crate::lives::Lives;
-use crate::load;
+use crate::load::{self, LoadSample};
+use crate::source::Source;
 use heard::Heard;
 use pace::{FLUSHED, Pace};
 
@@ -55,24 +55,14 @@ const MOST_RANKS: u32 = 1024;
 impl TrtllmEngine {
     /// Follows the engine's present life.
     pub(crate) fn listen(&self, feed: &Feed) -> Following {
-        let stop = CancellationToken::new();
-        for rank in 0..self.config.ranks {
-            feed.watch(rank);
-        }
-        let follower = Follower {
-            http: self.http.clone(),
+        let ears = Ears {
             lives: Arc::clone(&self.lives),
-            ranks: Arc::clone(&self.ranks),
+            leftover: Arc::clone(&self.leftover),
             ended: Arc::clone(&self.ended),
-            began_at: self.ended.count.load(Ordering::Relaxed),
-            stop: stop.clone(),
-            tracker: Tracker::new(self.known()),
-            heard: Heard::new(feed.clone()),
+            ranks: Arc::clone(&self.ranks),
+            sample: Arc::clone(&self.sample),
         };
-        tokio::spawn(follower.run(Arc::clone(&self.leftover)));
-        let sampled = load::sample(self.http.clone(), Arc::clone(&self.sample), stop.clone());
-        tokio::spawn(sampled);
-        Box::new(stop.drop_guard())
+        ears.follow(self.http.clone(), self.known(), self.config.ranks, feed)
     }
 
     fn known(&self) -> Known {
@@ -90,9 +80,53 @@ impl TrtllmEngine {
     }
 }
 
+/// What is told of an engine, beyond one life of it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ears {
+    /// Which start of it this is.
+    pub(crate) lives: Arc<Lives>,
+    /// What a follower of an earlier life has taken and could not use.
+    pub(crate) leftover: Leftover,
+    /// Requests that have come to their end.
+    pub(crate) ended: Arc<Ended>,
+    /// As many ranks as its KV events are of.
+    pub(crate) ranks: Arc<AtomicU32>,
+    /// How busy its present life was last.
+    pub(crate) sample: Arc<std::sync::Mutex<LoadSample>>,
+}
+
+impl Ears {
+    /// Follows the engine's present life, which has so many ranks at least.
+    pub(crate) fn follow(
+        self,
+        source: impl Source,
+        known: Known,
+        ranks: u32,
+        feed: &Feed,
+    ) -> Following {
+        for rank in 0..ranks {
+            feed.watch(rank);
+        }
+        let stop = CancellationToken::new();
+        tokio::spawn(load::sample(source.clone(), self.sample, stop.clone()));
+        let follower = Follower {
+            source,
+            lives: self.lives,
+            ranks: self.ranks,
+            began_at: self.ended.count.load(Ordering::Relaxed),
+            ended: self.ended,
+            stop: stop.clone(),
+            tracker: Tracker::new(known),
+            heard: Heard::new(feed.clone()),
+        };
+        tokio::spawn(follower.run(self.leftover));
+        Box::new(stop.drop_guard())
+    }
+}
+
 /// Follows one life of the engine.
-struct Follower {
-    http: EngineHttp,
+struct Follower<S> {
+    source: S,
     lives: Arc<Lives>,
     ranks: Arc<AtomicU32>,
     ended: Arc<Ended>,
@@ -103,7 +137,7 @@ struct Follower {
     heard: Heard,
 }
 
-impl Follower {
+impl<S: Source> Follower<S> {
     async fn run(mut self, leftover: Leftover) {
         let mut left = leftover.lock().await;
         let mut pace = Pace::default();
@@ -139,8 +173,8 @@ impl Follower {
 
     /// Polls once. A view is not told while its engine does not answer.
     async fn poll(&mut self) -> Result<Vec<u8>, Error> {
-        let http = self.http.clone();
-        let mut polled = std::pin::pin!(http.take_events());
+        let source = self.source.clone();
+        let mut polled = std::pin::pin!(source.take_events());
         match timeout(DEAF, &mut polled).await {
             Ok(answer) => answer,
             Err(_) => {

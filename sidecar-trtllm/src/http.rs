@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::refusal::unusable;
 use crate::server_info::ServerInfo;
+use crate::source::Source;
 
 /// Longest that a poll for events may take. 1.2 goes on answering as long as an event comes within two seconds of the one
 /// before, and a poll that is given up loses what it would have told.
@@ -65,16 +66,6 @@ impl EngineHttp {
         self.small.models().await
     }
 
-    /// Takes the KV events that nobody has taken yet.
-    pub async fn take_events(&self) -> Result<Vec<u8>, Error> {
-        self.events.post("/kv_cache_events", String::new()).await
-    }
-
-    /// Takes the statistics that nobody has taken yet.
-    pub async fn take_statistics(&self) -> Result<Vec<u8>, Error> {
-        self.small.get("/metrics").await
-    }
-
     /// The tokens that it makes of a text (after 1.2). It has no such question for chats.
     pub async fn tokens(&self, request: String) -> Result<Vec<u32>, Error> {
         #[derive(Deserialize)]
@@ -93,6 +84,16 @@ impl EngineHttp {
     /// A digest of how it tokenises; `None` if it does not say.
     pub async fn tokenisation(&self, model: &str) -> Option<String> {
         tokenisation::digest(model, |request| self.tokens(request)).await
+    }
+}
+
+impl Source for EngineHttp {
+    async fn take_events(&self) -> Result<Vec<u8>, Error> {
+        self.events.post("/kv_cache_events", String::new()).await
+    }
+
+    async fn take_statistics(&self) -> Result<Vec<u8>, Error> {
+        self.small.get("/metrics").await
     }
 }
 

@@ -22,5 +22,7 @@ mod ids;
 mod introduce;
 pub mod lives;
 pub mod load;
+pub mod observed;
 mod refusal;
 pub mod server_info;
+pub mod source;

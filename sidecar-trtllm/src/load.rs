@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::TrtllmEngine;
-use crate::http::EngineHttp;
+use crate::source::Source;
 
 /// How often they are asked for.
 const EVERY: Duration = Duration::from_secs(1);
@@ -83,7 +83,7 @@ impl LoadSample {
 
     /// An engine that has made no step for a while has nothing to do, or does nothing; which of the two is not said. What its
     /// cache has free stays so.
-    fn report(&self, now: Instant) -> EngineLoad {
+    pub(crate) fn report(&self, now: Instant) -> EngineLoad {
         let Some((last, at)) = &self.last else {
             return EngineLoad::default();
         };
@@ -119,7 +119,7 @@ impl LoadSample {
 
 /// Asks again and again until told to end.
 pub(crate) async fn sample(
-    http: EngineHttp,
+    source: impl Source,
     sample: Arc<Mutex<LoadSample>>,
     stop: CancellationToken,
 ) {
@@ -132,7 +132,7 @@ pub(crate) async fn sample(
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        let taken = http.take_statistics().await;
+        let taken = source.take_statistics().await;
         match taken
             .map_err(|error| error.to_string())
             .and_then(|answer| read(&answer))

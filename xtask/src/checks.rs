@@ -5,7 +5,8 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::system::{self, Missing};
-use crate::workspace::{cargo, run};
+use crate::wheel::MANIFEST;
+use crate::workspace::{cargo, run, target_dir};
 
 /// The cargo-deny whose configuration format `deny.toml` is written in; a newer one is fine.
 const CARGO_DENY: (u32, u32, u32) = (0, 20, 2);
@@ -21,7 +22,7 @@ pub(crate) fn test(missing: Missing) -> Result<()> {
     run(cargo().args(runner).args(["--workspace", "--locked"]))
 }
 
-/// Formatting, lints, dependencies.
+/// Formatting, lints, dependencies. Of the Python package, too, whose crate is a workspace of its own.
 pub(crate) fn lint(missing: Missing) -> Result<()> {
     system::ensure_present(&system::BUILD, missing)?;
     run(cargo().args(["fmt", "--all", "--check"]))?;
@@ -34,8 +35,31 @@ pub(crate) fn lint(missing: Missing) -> Result<()> {
         "--deny",
         "warnings",
     ]))?;
+    run(cargo().args(["fmt", "--manifest-path", MANIFEST, "--check"]))?;
+    run(cargo()
+        .args([
+            "clippy",
+            "--manifest-path",
+            MANIFEST,
+            "--locked",
+            "--target-dir",
+        ])
+        .arg(target_dir())
+        .args(["--", "--deny", "warnings"]))?;
     install_cargo_deny()?;
-    run(cargo().args(["deny", "--locked", "check", "bans", "licenses", "sources"]))
+    for manifest in ["Cargo.toml", MANIFEST] {
+        run(cargo()
+            .args(["deny", "--locked", "--manifest-path", manifest])
+            .args([
+                "check",
+                "--config",
+                "deny.toml",
+                "bans",
+                "licenses",
+                "sources",
+            ]))?;
+    }
+    Ok(())
 }
 
 fn install_cargo_deny() -> Result<()> {

@@ -17,6 +17,7 @@ mod process;
 mod progress;
 mod report;
 mod system;
+mod wheel;
 mod workspace;
 
 use std::path::PathBuf;
@@ -72,6 +73,12 @@ enum Command {
     #[command(subcommand)]
     Bench(bench::Bench),
 
+    /// Build the Python package and test it.
+    ///
+    /// Makes a wheel of python/ with maturin, installs it in an environment of its own under target/wheel and runs its tests
+    /// beside a router and an emulated engine. maturin comes from PyPI.
+    Wheel,
+
     /// Real engines for tests and the demo.
     #[command(subcommand)]
     Engines(EnginesCommand),
@@ -106,6 +113,12 @@ enum DemoEngine {
     Emulated,
     /// vLLM itself on the CPU, KV over NIXL.
     Vllm,
+    /// Emulated SGLang.
+    Sglang,
+    /// Emulated TensorRT-LLM, which is made from its sources alone.
+    Trtllm,
+    /// Emulated engines of all three kinds behind one router.
+    Mixed,
 }
 
 /// What `demo` is asked for.
@@ -244,6 +257,7 @@ fn main() -> ExitCode {
         Command::E2e(args) => e2e::run(&args, missing),
         Command::Demo(args) => demo::run(&args, missing),
         Command::Bench(bench) => bench::run(&bench, missing),
+        Command::Wheel => wheel::test(missing),
         Command::Engines(EnginesCommand::Install { engine }) => engines::install(engine, missing),
     };
     match outcome {

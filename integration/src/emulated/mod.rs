@@ -30,6 +30,7 @@ pub mod tokenizer;
 mod transfer;
 pub mod trtllm;
 pub mod vllm;
+mod wishes;
 
 pub use self::daemon::run_process;
 pub use self::process::{Life, Process};

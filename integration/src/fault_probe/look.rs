@@ -27,6 +27,11 @@ pub fn in_flight(sidecar: &str, stage: &str) -> Result<i64> {
     Ok(page(sidecar)?.sum("baton_sidecar_in_flight", &[("stage", stage)]))
 }
 
+/// How often a decode sidecar has quarantined its engine's cache.
+pub fn quarantines(sidecar: &str) -> Result<i64> {
+    Ok(page(sidecar)?.sum("baton_sidecar_quarantines_total", &[]))
+}
+
 /// What the router has counted of attempts that went wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempts {

@@ -148,6 +148,20 @@ mod tests {
     }
 
     #[test]
+    fn every_protection_of_a_kind_can_be_switched_off() {
+        for subject in [Kind::Vllm, Kind::Sglang].map(of) {
+            for one in subject.protections() {
+                let without = Some(*one);
+                let lied_to = |side| subject.lie(side, without) != subject.lie(side, None);
+                let sides = [Side::Prefill, Side::Decode];
+                // Lost events are the publisher's matter.
+                let is_off = subject.is_deaf(without) || *one == Sabotage::Gap;
+                assert!(is_off || sides.into_iter().any(lied_to), "{one:?}");
+            }
+        }
+    }
+
+    #[test]
     fn whatever_is_rare_for_a_kind_is_rare_for_a_fleet_with_it() {
         let mixed = Engines::Mixed.rare();
         for kind in [Kind::Vllm, Kind::Sglang] {

@@ -71,14 +71,19 @@ const fn of(tokens: u64) -> Ask {
     }
 }
 
+const fn uncached(tokens: u64) -> Work {
+    Work { tokens, cached: 0 }
+}
+
 #[test]
 fn the_cheapest_is_the_first_of_all_plans() {
     let fleet = Fleet::new(8);
-    let mut bookings = Vec::new();
+    let (mut bookings, mut promises) = (Vec::new(), Vec::new());
     for (at, worker) in fleet.workers.iter().enumerate() {
         for turn in 0..(at * 5) % 7 {
             let tokens = 1000 * turn as u64;
-            bookings.push(worker.book(Work { tokens, cached: 0 }, tokens, 0.0));
+            bookings.push(worker.book(uncached(tokens), tokens, 0.0));
+            promises.push(worker.promise(tokens, to_f64(tokens) * 1e-4));
         }
     }
     let planner = Planner::default();
@@ -154,6 +159,62 @@ fn a_busy_holder_of_the_prompt_is_left_when_waiting_costs_more() {
     assert_eq!(choose(), Plan::Local { worker: 0 });
     let _more = [0; 5].map(|_| fleet.workers[0].book(work, 0, 0.0));
     assert_eq!(choose(), Plan::Local { worker: 1 });
+}
+
+/// One computes prompts, two decode; the first of those has much to compute as well.
+#[test]
+fn decode_begins_behind_the_prompts_that_are_computed_there() {
+    let fleet = Fleet::new(3);
+    let planner = Planner::default();
+    let workers = fleet.standing(
+        |at| Duty {
+            prefill: at == 0,
+            decode: at > 0,
+            local: false,
+        },
+        &[],
+    );
+    let _busy = fleet.workers[1].book(uncached(30_000), 30_000, 0.0);
+    let decode = |tokens, decode| {
+        let plans = planner.plans(of(tokens), &workers, &|_, _| true, 0.0);
+        let plan = Plan::Split { prefill: 0, decode };
+        let of = plans.iter().find(|candidate| candidate.plan == plan);
+        of.unwrap().cost.decode
+    };
+    let busy = fleet.workers[1].figures(0.0).waiting;
+    let ready = fleet.workers[0].figures(0.0).prefill(uncached(8000));
+    let late = decode(8000, 1) - decode(8000, 2);
+    assert!((late - (busy - ready)).abs() < 0.01, "{late}");
+    let late = decode(60_000, 1) - decode(60_000, 2);
+    assert!(late < 0.01, "they are done by then: {late}");
+}
+
+/// Of two decode workers that are equal but for that, a long prompt is computed where nobody is about to come.
+#[test]
+fn a_prompt_is_not_computed_in_the_way_of_a_sequence_that_is_coming() {
+    let fleet = Fleet::new(2);
+    let planner = Planner::default();
+    let local = |_| Duty {
+        local: true,
+        ..Duty::default()
+    };
+    let others = |tokens| {
+        let workers = fleet.standing(local, &[]);
+        let plans = planner.plans(of(tokens), &workers, &|_, _| false, 0.0);
+        let cost = |worker| {
+            let plan = Plan::Local { worker };
+            let of = plans.iter().find(|candidate| candidate.plan == plan);
+            of.unwrap().cost.others
+        };
+        cost(0) - cost(1)
+    };
+    let takes = fleet.workers[0].figures(0.0).prefill(uncached(8000));
+    let promise = fleet.workers[0].promise(100, 0.1);
+    assert!((others(8000) - (takes - 0.1)).abs() < 1e-9);
+    let _late = fleet.workers[0].promise(100, 0.1 + takes);
+    assert!((others(8000) - (takes - 0.1)).abs() < 1e-9);
+    drop(promise);
+    assert!(others(8000).abs() < 1e-9);
 }
 
 /// A near pair under load against a far and idle one: seconds decide.

@@ -137,7 +137,7 @@ fn words() -> Vec<Sample> {
     routes.extend(PASS_THROUGH.iter().map(|path| Route::PassThrough(path)));
     vec![
         words!("engine_kinds", EngineKind: Vllm Sglang Trtllm Unknown),
-        words!("roles", Role: Prefill Decode Any Local Unknown),
+        words!("roles", Role: Prefill Decode Any Local Observed Unknown),
         words!("tiers", Tier: Device Host Disk External Unknown),
         words!("origins", Origin: EngineMetric EngineStream InFlightTable Unknown),
         words!("sidecar_states", SidecarState: Starting Ready EngineDown Draining ServingKv Drained Unknown),

@@ -316,9 +316,15 @@ impl WorkerView {
         }
     }
 
-    /// Whether it may be given work at all. One that is suspect only because it makes no progress may, for want of others.
+    /// Whether it may be given work at all. One that is suspect only because it makes no progress may, for want of others; one
+    /// that is merely observed may not.
     pub fn takes_work(&self) -> bool {
-        self.told.state == WorkerState::Ready
+        self.told.state == WorkerState::Ready && self.role().serves()
+    }
+
+    /// Whether it may be given work and nothing speaks against it.
+    pub fn is_well(&self) -> bool {
+        self.state() == WorkerState::Ready && self.role().serves()
     }
 
     /// Why it is suspect, if so.

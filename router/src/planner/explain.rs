@@ -80,6 +80,9 @@ impl Question<'_> {
         if view.state() != WorkerState::Ready {
             return Some(format!("it is {}", view.state().word()));
         }
+        if !view.role().serves() {
+            return Some("it is observed only: no request reaches its engine".to_owned());
+        }
         if !may_serve(view, self.facts) {
             return Some("it does not serve this model".to_owned());
         }

@@ -225,5 +225,5 @@ pub(super) fn may_serve(worker: &WorkerView, facts: &Facts) -> bool {
         .model
         .as_deref()
         .is_none_or(|model| worker.serves(model));
-    worker.takes_work() && model && worker.role() != Role::Unknown
+    worker.takes_work() && model
 }

@@ -20,6 +20,7 @@ use crate::view::tests::info;
 use crate::view::{Prediction, Prompt, predict};
 
 mod legs_only;
+mod observed;
 
 const TOKENS: u32 = 3201;
 

@@ -25,7 +25,7 @@ use self::question::{Key, Question};
 use self::record::Record;
 use super::BYTES_PER_TOKEN;
 use crate::calls::Calls;
-use crate::fleet::{Snapshot, Worker, WorkerState, WorkerView};
+use crate::fleet::{Snapshot, Worker, WorkerView};
 use crate::metrics::Metrics;
 
 /// Part of a prompt's computing that may be waited for its tokens: what they are worth is a part of it, too.
@@ -223,7 +223,7 @@ impl Asking {
 fn able<'a>(model: Option<&str>, snapshot: &'a Snapshot) -> Vec<&'a WorkerView> {
     let serves = |view: &&WorkerView| {
         let named = model.is_none_or(|model| view.serves(model));
-        view.state() == WorkerState::Ready && named
+        view.is_well() && named
     };
     snapshot.workers.iter().filter(serves).collect()
 }

@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 use self::asking::Asking;
 use self::entry::Entry;
 use crate::calls::Calls;
-use crate::fleet::{Snapshot, Worker, WorkerState, WorkerView};
+use crate::fleet::{Snapshot, Worker, WorkerView};
 use crate::metrics::Metrics;
 use crate::view::{BYTES_PER_TOKEN, Prompt, Text};
 
@@ -254,7 +254,7 @@ impl Tokenizers {
     fn entry(&self, model: Option<&str>, snapshot: &Snapshot) -> Option<(Arc<Worker>, Arc<Entry>)> {
         let serves = |view: &&WorkerView| {
             let named = model.is_none_or(|model| view.serves(model));
-            view.state() == WorkerState::Ready && named
+            view.is_well() && named
         };
         let mut able = snapshot.workers.iter().filter(serves);
         let known = self.lock();

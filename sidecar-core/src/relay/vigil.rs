@@ -167,30 +167,51 @@ impl<E: Engine> Watched<E> {
                     if is_final(&error) || confirmed.elapsed() + FRESH + CONFIRM_TIME > BOOT =>
                 {
                     tracing::info!(ticket = %self.id, %error, "its KV is not confirmed any more: the leg is cut off");
-                    // Blocks of a lease that is over are given to others without any start.
-                    let restarting = !matches!(
-                        error.kind,
-                        ErrorKind::LeaseExpired | ErrorKind::TicketRefused
-                    );
-                    if !restarting || confirmed.elapsed() >= BOOT {
-                        self.core.quarantine();
-                    }
                     self.judged.store(true, Ordering::Relaxed);
-                    return leg.cancel();
+                    leg.cancel();
+                    return self.not_confirmed(error.kind, confirmed).await;
                 }
                 Err(_) => {}
             }
         }
     }
 
+    /// The leg was cut off because its KV is not the right one any more, or may not be for much longer.
+    async fn not_confirmed(&self, why: ErrorKind, confirmed: Instant) {
+        // Blocks of a lease that is over are given to others without any start.
+        let at_once = matches!(why, ErrorKind::LeaseExpired | ErrorKind::TicketRefused);
+        if at_once || !self.is_noticed_until(confirmed + BOOT).await {
+            self.core.quarantine();
+        }
+    }
+
     /// What was fetched until the leg was cut off, and until the engine has noticed, was the right KV, or is quarantined.
     async fn aftermath(self) {
-        for pause in [Duration::ZERO, NOTICED] {
-            tokio::time::sleep(pause).await;
-            if let Err(error) = self.confirm(SETTLE_TIME).await {
-                tracing::warn!(ticket = %self.id, %error, "its KV may have been foreign");
-                return self.core.quarantine();
+        let noticed = Instant::now() + NOTICED;
+        let foreign = match self.confirm(SETTLE_TIME).await {
+            Ok(()) if !self.is_noticed_until(noticed).await => {
+                Err("the engine stands still".to_owned())
             }
+            Ok(()) => {
+                tokio::time::sleep_until(noticed).await;
+                let confirmed = self.confirm(SETTLE_TIME).await;
+                confirmed.map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(why) = foreign {
+            tracing::warn!(ticket = %self.id, why, "its KV may be foreign, or become so");
+            self.core.quarantine();
+        }
+    }
+
+    /// Whether the engine has noticed by then that the leg was cut off: it has answered something else since, or is gone. One
+    /// that stands still may go on with the leg when it stands still no more.
+    async fn is_noticed_until(&self, time: Instant) -> bool {
+        match tokio::time::timeout_at(time, self.core.engine.alive()).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => error.kind == ErrorKind::Unreachable,
+            Err(_) => false,
         }
     }
 }

@@ -203,6 +203,11 @@ impl EmulatedSglang {
         Some(Publisher::start_when_free(&config, rank).await)
     }
 
+    /// Whether either leg of a handoff is in a room of the first rank's.
+    pub fn has_open(&self, room: u64) -> bool {
+        self.rooms(0).is_open(room)
+    }
+
     /// What its first rank takes for the engine with this bootstrap server; `None` if it knows of none there.
     pub fn knows_of(&self, bootstrap: SocketAddr) -> Option<SocketAddr> {
         self.peers(0).known(bootstrap)
