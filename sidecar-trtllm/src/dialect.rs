@@ -9,7 +9,7 @@ mod handoff;
 #[cfg(test)]
 mod tests;
 
-use baton_proto::json::{Edit, RawObject};
+use baton_proto::json::Edit;
 use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use baton_proto::ticket::{Ticket, TransferMetadata};
@@ -50,7 +50,7 @@ pub fn prefill_body(
         .set("stream", "false")
         .set("stream_options", "null")
         .set("disaggregated_params", params.to_string());
-    salted(edit, &object, leg).finish()
+    salted(edit, request, leg).finish()
 }
 
 /// The generation leg: the client's request with what the context engine answered.
@@ -69,13 +69,13 @@ pub fn decode_body(
         (Some(ids), Route::Completions) => edit.set("prompt", ids),
         (_, Route::PassThrough(_)) | (None, _) => edit,
     };
-    Ok(salted(edit, &object, leg).finish())
+    Ok(salted(edit, request, leg).finish())
 }
 
 /// The local leg: the client's request.
 pub fn local_body(request: &ClientRequest, leg: Leg<'_>) -> String {
     let object = request.object();
-    salted(object.edit(), &object, leg).finish()
+    salted(object.edit(), request, leg).finish()
 }
 
 /// The handoff of a prefill that has not begun.
@@ -89,9 +89,13 @@ pub(crate) fn offer(id: u64, endpoint: &ContextEndpoint) -> TransferMetadata {
     TransferMetadata::new(format!("{{\"disaggregated_params\":{params}}}"))
 }
 
-/// TensorRT-LLM shares no block between different cache salts.
-fn salted<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<'a> {
-    match leg.salt(object.get_set("cache_salt")) {
+/// TensorRT-LLM shares no block between different cache salts. It knows them in chats only, and refuses anything else that has one
+/// (`openai_protocol.py`).
+fn salted<'a>(edit: Edit<'a>, request: &ClientRequest, leg: Leg<'_>) -> Edit<'a> {
+    if request.route() != Route::ChatCompletions {
+        return edit;
+    }
+    match leg.salt(request.object().get_set("cache_salt")) {
         Some(salt) => edit.set("cache_salt", salt),
         None => edit,
     }

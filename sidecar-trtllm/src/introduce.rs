@@ -89,14 +89,24 @@ fn info(config: &EngineConfig, version: &str, server: &ServerInfo, models: &[Mod
         max_batched_tokens: config.max_batched_tokens,
         context_length: config.context_length,
         compatibility: (config.role != Role::Local)
-            .then(|| compatibility(version, model, block_size.unwrap_or(0))),
+            .then(|| compatibility(config, version, model, block_size.unwrap_or(0))),
         ..WorkerInfo::unknown(EngineKind::Trtllm, config.role)
     }
 }
 
 /// What another engine must share, as far as either tells: transfer metadata are for a peer of the same version
 /// (`extra="forbid"`), and what else differs is found out by the engines, if at all.
-fn compatibility(version: &str, model: Option<String>, block_size: u32) -> Compatibility {
+fn compatibility(
+    config: &EngineConfig,
+    version: &str,
+    model: Option<String>,
+    block_size: u32,
+) -> Compatibility {
+    let handoff = if config.generation_first {
+        "trtllm-generation-first"
+    } else {
+        "trtllm-context-first"
+    };
     let facts = [
         ("version", version.to_owned()),
         ("model", model.unwrap_or_else(|| "none".to_owned())),
@@ -105,7 +115,7 @@ fn compatibility(version: &str, model: Option<String>, block_size: u32) -> Compa
     let facts: BTreeMap<String, String> =
         facts.map(|(name, value)| (name.to_owned(), value)).into();
     Compatibility {
-        handoff: "trtllm-transceiver".to_owned(),
+        handoff: handoff.to_owned(),
         facts,
         block_size,
     }
