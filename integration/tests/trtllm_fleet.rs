@@ -1,10 +1,5 @@
 //! A fleet of emulated TensorRT-LLM engines: requests are split between two of them, and say what one engine says.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test judges by panicking, and here no attribute says which function is one"
-)]
-
 use baton_integration::emulated::model;
 use baton_integration::emulated::script::Leg;
 use baton_integration::emulated::trtllm::Era;
