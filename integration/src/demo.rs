@@ -1,13 +1,14 @@
 //! The demo: one mixed load, three times, and what became of it.
 //!
-//! First on four engines that each serve whole requests, as a reference. Then on as many engines of which two prefill and
-//! two decode, behind a router that chooses for each request. Then there again while a prefill worker is killed and a
+//! First on engines that each serve whole requests, as a reference. Then on as many engines of which half prefill and
+//! half decode, behind a router that chooses for each request. Then there again while a prefill worker is killed and a
 //! decode worker is drained, and both are replaced. Engines are emulated ones: their tokens follow from the KV bytes they
 //! hold, so equal texts mean that the right KV arrived.
 //!
 //! [`workload`] is what clients ask, [`load`] sends it, [`fleet`] is what serves it, [`report`] is what is printed.
 
 pub mod answer;
+pub mod engine;
 pub mod figures;
 pub mod fleet;
 pub mod load;
@@ -29,6 +30,7 @@ use anyhow::{Result, ensure};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::engine::Engines;
 use self::fleet::{Fleet, MODEL, Role};
 use self::load::{Outcome, Progress, Target};
 use self::pages::Pages;
@@ -38,6 +40,8 @@ use self::workload::Workload;
 /// What the demo is asked for.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// Which engines.
+    pub engines: Engines,
     /// Requests of each run.
     pub requests: usize,
     /// Seed of the workload.
@@ -60,6 +64,8 @@ pub struct Run {
 
 /// All runs of the same workload.
 pub struct Runs {
+    /// Which engines.
+    pub engines: Engines,
     /// Requests of each.
     pub requests: usize,
     /// Engines that serve whole requests.
@@ -88,35 +94,31 @@ impl Runs {
     }
 }
 
-/// Two prefill and two decode engines.
-const APART: [(Role, usize); 4] = [
-    (Role::Prefill, 0),
-    (Role::Prefill, 1),
-    (Role::Decode, 0),
-    (Role::Decode, 1),
-];
-
-/// As many that serve whole requests.
-const AGGREGATED: [(Role, usize); 4] = [
-    (Role::Aggregated, 0),
-    (Role::Aggregated, 1),
-    (Role::Aggregated, 2),
-    (Role::Aggregated, 3),
-];
+/// So many engines of each of these roles.
+fn workers(roles: &[Role], of_each: usize) -> Vec<(Role, usize)> {
+    let roles = roles.iter().copied();
+    roles
+        .flat_map(|role| (0..of_each).map(move |number| (role, number)))
+        .collect()
+}
 
 /// Runs the demo.
 pub async fn run(options: &Options) -> Result<Report> {
     let workload = Arc::new(Workload::new(options.seed, options.requests));
     eprintln!("each load: {workload}, seed {}", options.seed);
-    let mut fleet = boot(options, "aggregated", "local", &AGGREGATED).await?;
+    let of_each = options.engines.of_each_role();
+    let whole = workers(&[Role::Aggregated], 2 * of_each);
+    let mut fleet = boot(options, "aggregated", "local", &whole).await?;
     let aggregated = undisturbed("aggregated", &mut fleet, &workload).await?;
     // The next ones are not to share the machine with them.
     drop(fleet);
-    let mut fleet = boot(options, "apart", "auto", &APART).await?;
+    let halves = workers(&[Role::Prefill, Role::Decode], of_each);
+    let mut fleet = boot(options, "apart", "auto", &halves).await?;
     let apart = undisturbed("apart", &mut fleet, &workload).await?;
-    let (disturbed, events) = disturbed(&mut fleet, &workload).await?;
+    let (disturbed, events) = disturbed(&mut fleet, options.engines, &workload).await?;
     drop(fleet);
     Ok(Report::new(&Runs {
+        engines: options.engines,
         requests: workload.requests(),
         aggregated,
         apart,
@@ -133,7 +135,7 @@ async fn boot(
     workers: &[(Role, usize)],
 ) -> Result<Fleet> {
     let started = Instant::now();
-    let mut fleet = Fleet::start(name, force, &options.logs)?;
+    let mut fleet = Fleet::start(name, force, options.engines, &options.logs)?;
     for (role, number) in workers {
         fleet.add(*role, *number)?;
     }
@@ -162,7 +164,11 @@ async fn undisturbed(title: &str, fleet: &mut Fleet, workload: &Arc<Workload>) -
 }
 
 /// One load during which workers come and go.
-async fn disturbed(fleet: &mut Fleet, workload: &Arc<Workload>) -> Result<(Run, Vec<String>)> {
+async fn disturbed(
+    fleet: &mut Fleet,
+    engines: Engines,
+    workload: &Arc<Workload>,
+) -> Result<(Run, Vec<String>)> {
     // The engines have computed these prompts before; under a salt of its own nothing of that is found.
     let target = target(fleet, Some("workers come and go"));
     let (sender, progress) = watch::channel(Progress::default());
@@ -171,7 +177,7 @@ async fn disturbed(fleet: &mut Fleet, workload: &Arc<Workload>) -> Result<(Run, 
         tokio::join!(
             load::run(workload, &target, sender),
             progress::show("apart, workers come and go", requests, progress.clone()),
-            come_and_go(fleet, requests, progress.clone()),
+            come_and_go(fleet, engines.after(1), requests, progress.clone()),
         )
     };
     let ((outcomes, (), events), late) = machine::watched(work).await;
@@ -195,9 +201,10 @@ fn target(fleet: &Fleet, salt: Option<&'static str>) -> Target {
     }
 }
 
-/// Kills a prefill worker, drains a decode worker, and replaces both; what was done, in words.
+/// Kills a prefill worker, drains a decode worker, and replaces both by this number; what was done, in words.
 async fn come_and_go(
     fleet: &mut Fleet,
+    next: usize,
     requests: usize,
     mut progress: watch::Receiver<Progress>,
 ) -> Result<Vec<String>> {
@@ -207,18 +214,20 @@ async fn come_and_go(
     events.push(format!(
         "after {done} requests: prefill-1 killed (SIGKILL to the engine and to its sidecar)"
     ));
-    fleet.add(Role::Prefill, 2)?;
+    fleet.add(Role::Prefill, next)?;
     fleet.wait_until_ready().await?;
     let done = progress.borrow().done;
-    events.push(format!("after {done} requests: prefill-2 takes its place"));
+    events.push(format!(
+        "after {done} requests: prefill-{next} takes its place"
+    ));
     after(&mut progress, requests / 2).await?;
-    fleet.add(Role::Decode, 2)?;
+    fleet.add(Role::Decode, next)?;
     fleet.wait_until_ready().await?;
     let started = progress.borrow().done;
     fleet.drain("decode-1").await?;
     let done = progress.borrow().done;
     events.push(format!(
-        "after {started} requests: decode-2 joins and decode-1 drains; after {done} it has left"
+        "after {started} requests: decode-{next} joins and decode-1 drains; after {done} it has left"
     ));
     Ok(events)
 }

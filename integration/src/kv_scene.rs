@@ -25,6 +25,7 @@ use baton_sidecar_core::view::{KvView, RankStatus};
 use baton_sidecar_vllm::follow;
 use baton_sidecar_vllm::follow::source::EventSource;
 
+use crate::emulated::Process;
 use crate::emulated::vllm::{EmulatedVllm, MODEL};
 use crate::wait::until;
 
@@ -42,7 +43,11 @@ pub fn info(block_size: u32) -> WorkerInfo {
 
 /// What an engine itself says that a rank of it holds, apart from all that it publishes.
 pub fn held(engine: &EmulatedVllm, rank: usize) -> BTreeSet<SequenceHash> {
-    let block_size = engine.config().block_size as usize;
+    held_by(engine, engine.config().block_size, rank)
+}
+
+/// The same of an engine of any kind with blocks of this size.
+pub fn held_by(engine: &Process, block_size: u32, rank: usize) -> BTreeSet<SequenceHash> {
     let texts = engine.cached(rank).into_iter();
     let sequence = texts.map(|text| {
         let namespace = Namespace {
@@ -50,7 +55,7 @@ pub fn held(engine: &EmulatedVllm, rank: usize) -> BTreeSet<SequenceHash> {
             lora: &text.lora,
             salt: &text.salt,
         };
-        let hashes = sequence_hashes(namespace.root().unwrap(), &text.tokens, block_size);
+        let hashes = sequence_hashes(namespace.root().unwrap(), &text.tokens, block_size as usize);
         *hashes.last().expect("a block is full")
     });
     sequence.collect()

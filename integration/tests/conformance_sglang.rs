@@ -322,7 +322,10 @@ impl Stage {
         let (prefill, decode) = (self.engine(Role::Prefill), self.engine(Role::Decode));
         let cut = async { self.begin(in_flight).await.closed_silently().await };
         let kill = async {
-            let legs = || prefill.working_on() == 1 && decode.working_on() == 2;
+            let room = self.body(waiting)["bootstrap_room"].as_u64();
+            let room = room.expect("it waits in a room");
+            let legs =
+                || prefill.working_on() == 1 && decode.working_on() == 2 && prefill.has_open(room);
             wait::until("all legs to be there", || async { legs() }).await;
             prefill.kill().await;
         };

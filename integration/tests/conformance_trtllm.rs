@@ -58,8 +58,9 @@ async fn poll(engine: &EmulatedTrtllm) -> Value {
 }
 
 #[track_caller]
-fn conforms(differences: Vec<Difference>) {
-    let shown: Vec<String> = differences.iter().map(ToString::to_string).collect();
+fn conforms(differences: impl IntoIterator<Item = Difference>) {
+    let differences = differences.into_iter();
+    let shown: Vec<String> = differences.map(|found| found.to_string()).collect();
     assert!(shown.is_empty(), "\n{}", shown.join("\n"));
 }
 

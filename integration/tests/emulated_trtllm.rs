@@ -296,9 +296,10 @@ async fn generation_may_be_asked_first_and_context_waits_for_it() {
     let (prefill, decode) = pythonic().await;
     for (turn, context_comes_first) in [false, true].into_iter().enumerate() {
         let (context, generation) = generation_first(&prefill, ID + turn as u64).await;
-        let (early, body) = match context_comes_first {
-            true => (&prefill, &context),
-            false => (&decode, &generation),
+        let (early, body) = if context_comes_first {
+            (&prefill, &context)
+        } else {
+            (&decode, &generation)
         };
         let early = tokio::spawn({
             let (early, body) = (early.clone(), body.clone());
@@ -307,9 +308,10 @@ async fn generation_may_be_asked_first_and_context_waits_for_it() {
         let waits = || async { prefill.working_on() + decode.working_on() == 1 };
         wait::until("the first leg to be there", waits).await;
         assert_eq!(prefill.stats()[0].waiting, 0, "it is not scheduled alone");
-        let late = match context_comes_first {
-            true => complete(&decode, &generation).await,
-            false => complete(&prefill, &context).await,
+        let late = if context_comes_first {
+            complete(&decode, &generation).await
+        } else {
+            complete(&prefill, &context).await
         };
         let early = early.await.unwrap();
         let whole = if context_comes_first { late } else { early };

@@ -149,20 +149,29 @@ fn every_rule_is_shown_by_a_test_or_owns_up() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The table of handoffs whose legs run at once has rows of its own.
-#[test]
-fn every_rule_for_both_legs_at_once_is_shown_by_a_test() {
-    let page = read("docs/failure-model.md");
-    let (_, section) = page.split_once("## Both legs at once").unwrap();
-    let rows: Vec<(&str, &str)> = section
+/// The rows of a section that is no stage: what goes wrong with its rule, and the test.
+fn rows<'a>(page: &'a str, heading: &str) -> Vec<(&'a str, &'a str)> {
+    let (_, section) = page.split_once(heading).expect("the section is there");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let rows = section
         .lines()
-        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"))
-        .skip(1)
-        .map(|row| row.rsplit_once(" | ").unwrap())
-        .collect();
-    assert!(rows.len() > 10, "{rows:?}");
-    let wrong: Vec<String> = rows
-        .iter()
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    rows.skip(1)
+        .map(|row| row.rsplit_once(" | ").expect("a row has a test"))
+        .collect()
+}
+
+/// The tables of handoffs whose legs run at once and of engines of several kinds have rows of their own.
+#[test]
+fn every_rule_beside_the_stages_is_shown_by_a_test() {
+    let page = read("docs/failure-model.md");
+    let both_legs = rows(&page, "## Both legs at once");
+    let kinds = rows(&page, "## Engines of several kinds");
+    assert!(both_legs.len() > 20, "{both_legs:?}");
+    assert_eq!(kinds.len(), 2, "{kinds:?}");
+    let wrong: Vec<String> = both_legs
+        .into_iter()
+        .chain(kinds)
         .filter_map(|(row, test)| {
             let why = exists(test.trim_matches('`')).err()?;
             Some(format!("{row}: {why}"))

@@ -110,7 +110,7 @@ pub(crate) struct Learnt {
     pub(crate) took: f64,
 }
 
-/// A prompt that took less than this share of what it should was computed together with the one before it.
+/// A prompt that was queued behind another one and took less than this share of what it should was computed together with that.
 const TOGETHER: f64 = 0.3;
 
 /// What others gave the worker, as of its last report.
@@ -222,13 +222,14 @@ impl Book {
         now: f64,
     ) -> Option<Learnt> {
         let done = self.dequeue(id).filter(|done| done.seen)?;
+        let was_queued = done.since < self.last_done;
         let begun = done.since.max(self.last_done);
         self.last_done = now;
         // Work of other routers is done in between, as much as there is beside the own.
         let queued = to_f64(self.queued_tokens() + done.work.tokens);
         let beside = 1.0 + to_f64(self.foreign.queued_tokens) / queued;
         let parts = done.work.prior().map(|part| part * beside);
-        let together = now - begun < TOGETHER * usual.seconds(parts);
+        let together = was_queued && now - begun < TOGETHER * usual.seconds(parts);
         let (before, mut learnt) = match self.last_learnt.take() {
             Some(last) if together => {
                 *own = last.own_before;

@@ -219,7 +219,8 @@ impl Planner {
             Sides {
                 standing,
                 figures,
-                computing: computes.then(|| Computing::new(standing, &figures, ask, &self.tuning)),
+                computing: computes
+                    .then(|| Computing::new(standing, &figures, ask, &self.tuning, now)),
                 decoding: duty.decode.then(|| Decoding::new(standing, &figures, ask)),
             }
         });
@@ -252,7 +253,7 @@ impl Planner {
         let mut cost = computing.cost();
         cost.waiting += decoding.room;
         cost.transfer = known.seconds(&moving) + self.tuning.handoff;
-        cost.decode = decoding.step;
+        cost.decode = decoding.begins(cost.waiting + cost.prefill);
         cost.preference += self.topology.penalty(source.place, target.place);
         Some(cost)
     }

@@ -46,6 +46,11 @@ impl Cost {
         self.to_first_token() + self.others + self.preference
     }
 
+    /// When the prompt is to be computed.
+    pub fn until_decode(&self) -> f64 {
+        self.waiting + self.prefill
+    }
+
     /// When the first token is to be expected.
     pub fn to_first_token(&self) -> f64 {
         self.waiting + self.prefill + self.transfer + self.decode
@@ -82,7 +87,13 @@ pub(crate) struct Computing {
 }
 
 impl Computing {
-    pub(crate) fn new(worker: &Standing<'_>, figures: &Figures, ask: Ask, tuning: &Tuning) -> Self {
+    pub(crate) fn new(
+        worker: &Standing<'_>,
+        figures: &Figures,
+        ask: Ask,
+        tuning: &Tuning,
+        now: f64,
+    ) -> Self {
         let work = work(ask, worker.cached, tuning);
         let prefill = figures.prefill(work);
         Self {
@@ -92,7 +103,8 @@ impl Computing {
             waiting_at_least: figures.waiting_at_least,
             prefill,
             others: crowding(prefill, figures, tuning)
-                + interference(prefill, figures, worker.guarded, tuning),
+                + interference(prefill, figures, worker.guarded, tuning)
+                + held_up(prefill, worker, figures, now),
             penalty: worker.penalty,
         }
     }
@@ -119,28 +131,32 @@ impl Computing {
 pub(crate) struct Decoding {
     pub(crate) room: f64,
     pub(crate) step: f64,
+    /// Seconds until all prompts are computed that it has.
+    pub(crate) busy: f64,
     /// Bytes that must come here.
     pub(crate) bytes: u64,
 }
 
 impl Decoding {
     pub(crate) fn new(worker: &Standing<'_>, figures: &Figures, ask: Ask) -> Self {
-        // A step computes what it can of the prompts that wait here as well.
-        let chunk = Work {
-            tokens: u64::from(worker.limits.step_tokens.unwrap_or(2048)),
-            cached: 0,
-        };
-        let mixed = figures.waiting.min(figures.prefill(chunk));
         Self {
             room: waiting_for_room(worker, figures, ask.tokens)
                 + waiting_for_others(worker, figures),
-            step: figures.step + mixed,
+            step: figures.step,
+            busy: figures.waiting,
             bytes: moved_bytes(worker, ask),
         }
     }
 
+    /// What it costs at the least, whoever computes the prompt.
     pub(crate) fn total(&self) -> f64 {
         self.room + self.step
+    }
+
+    /// Seconds until a sequence that comes then has its first token: it cannot begin before the prompts that are computed here,
+    /// which take all of their steps' tokens.
+    pub(crate) fn begins(&self, comes: f64) -> f64 {
+        self.step + (self.busy - comes).max(0.0)
     }
 }
 
@@ -165,6 +181,15 @@ fn interference(prefill: f64, figures: &Figures, guarded: bool, tuning: &Tuning)
         tuning.interference
     };
     prefill * f64::from(figures.decoding).min(64.0) * share
+}
+
+/// A prompt takes all of its steps' tokens, so who comes while it is computed to be decoded there cannot begin.
+fn held_up(prefill: f64, worker: &Standing<'_>, figures: &Figures, now: f64) -> f64 {
+    if figures.promised == 0 {
+        return 0.0;
+    }
+    let begun = now + figures.waiting;
+    worker.worker.held_up(begun, begun + prefill)
 }
 
 /// Seconds until those have been given their room that are to be given it first: one for each sequence that ends.

@@ -19,8 +19,18 @@ pub(crate) struct Room {
     reported: Option<u64>,
     /// What was given since, less what has ended.
     since: i64,
-    /// What will be given: sequences, and tokens of KV.
-    promised: (u32, u64),
+    /// What will be given.
+    promised: Vec<Promised>,
+    promises: u64,
+}
+
+/// A sequence on its way.
+#[derive(Debug)]
+struct Promised {
+    number: u64,
+    tokens: u64,
+    /// When it is to come.
+    due: f64,
 }
 
 impl Room {
@@ -39,8 +49,8 @@ impl Room {
 
     /// Whether a request of so many tokens fits beside `sequences`.
     fn fits(&self, sequences: u32, tokens: u64, limits: &Limits) -> bool {
-        let (promised, promised_tokens) = self.promised;
-        let sequences = sequences.saturating_add(promised);
+        let sequences = sequences.saturating_add(self.promised());
+        let promised_tokens: u64 = self.promised.iter().map(|promised| promised.tokens).sum();
         // Whoever has nothing to do takes anything, whatever was reported.
         if sequences == 0 {
             return true;
@@ -56,6 +66,17 @@ impl Room {
             });
         place && blocks
     }
+
+    /// How many sequences are on their way.
+    pub(crate) fn promised(&self) -> u32 {
+        u32::try_from(self.promised.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Seconds that those lose, all together, who come before a prompt is done that is begun and done then.
+    fn held_up(&self, begun: f64, done: f64) -> f64 {
+        let lost = |promised: &Promised| (done - promised.due.max(begun)).max(0.0);
+        self.promised.iter().map(lost).sum()
+    }
 }
 
 impl Worker {
@@ -65,16 +86,27 @@ impl Worker {
         state.room.fits(state.book.all_sequences(), tokens, limits)
     }
 
-    /// A sequence of so many tokens will come here. Its room is kept until the promise is dropped.
-    pub fn promise(self: &Arc<Self>, tokens: u64) -> Promise {
+    /// A sequence of so many tokens will come here then. Its room is kept until the promise is dropped.
+    pub fn promise(self: &Arc<Self>, tokens: u64, due: f64) -> Promise {
         let mut state = self.lock();
-        state.room.promised.0 += 1;
-        state.room.promised.1 += tokens;
+        let room = &mut state.room;
+        room.promises += 1;
+        let number = room.promises;
+        room.promised.push(Promised {
+            number,
+            tokens,
+            due,
+        });
         drop(state);
         Promise {
             worker: Arc::clone(self),
-            tokens,
+            number,
         }
+    }
+
+    /// Seconds that sequences on their way here lose, all together, by a prompt that is begun and done then.
+    pub(crate) fn held_up(&self, begun: f64, done: f64) -> f64 {
+        self.lock().room.held_up(begun, done)
     }
 }
 
@@ -82,14 +114,13 @@ impl Worker {
 #[derive(Debug)]
 pub struct Promise {
     worker: Arc<Worker>,
-    tokens: u64,
+    number: u64,
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        let mut state = self.worker.lock();
-        state.room.promised.0 -= 1;
-        state.room.promised.1 -= self.tokens;
+        let promised = &mut self.worker.lock().room.promised;
+        promised.retain(|promised| promised.number != self.number);
     }
 }
 
@@ -124,7 +155,7 @@ mod tests {
         let _one = worker.book(work(10), 10, 0.0);
         let two = worker.book(Work::default(), 10, 0.0);
         assert!(worker.has_room(&LIMITS, 10));
-        let promise = worker.promise(10);
+        let promise = worker.promise(10, 0.0);
         assert!(!worker.has_room(&LIMITS, 10));
         drop(promise);
         let _three = worker.book(Work::default(), 10, 0.0);
@@ -151,7 +182,7 @@ mod tests {
         reported(&worker, 1, 650);
         assert!(worker.has_room(&LIMITS, 330));
         assert!(!worker.has_room(&LIMITS, 331));
-        let promise = worker.promise(300);
+        let promise = worker.promise(300, 0.0);
         assert!(!worker.has_room(&LIMITS, 100));
         drop(promise);
         let mut three = worker.book(work(300), 300, 0.0);
@@ -170,11 +201,25 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_while_a_prompt_is_computed_loses_what_is_left_of_it() {
+        let worker = Worker::new();
+        let promises = [1.0, 4.0, 9.0].map(|due| worker.promise(10, due));
+        let lost = |begun, done| worker.held_up(begun, done);
+        assert!(
+            (lost(2.0, 6.0) - (4.0 + 2.0)).abs() < 1e-9,
+            "the first is late anyway"
+        );
+        assert!(lost(9.5, 9.5).abs() < 1e-9);
+        drop(promises);
+        assert!(lost(0.0, 100.0).abs() < 1e-9);
+    }
+
+    #[test]
     fn whoever_is_idle_has_room() {
         let worker = Worker::new();
         reported(&worker, 1, 1000);
         assert!(worker.has_room(&LIMITS, 900));
-        let _promise = worker.promise(1);
+        let _promise = worker.promise(1, 0.0);
         assert!(!worker.has_room(&LIMITS, 900));
     }
 }

@@ -115,6 +115,8 @@ pub struct Figures {
     pub sequences: u32,
     /// Of these, how many have their prompt and get tokens.
     pub decoding: u32,
+    /// Sequences that are to be decoded here and have not come yet.
+    pub promised: u32,
     /// Tokens of KV that they use.
     pub kv_tokens: u64,
     /// Seconds of a decode step with one sequence more.
@@ -236,6 +238,7 @@ impl Worker {
             own_queued_tokens: book.queued_tokens(),
             sequences: book.all_sequences(),
             decoding: book.decoding(),
+            promised: state.room.promised(),
             kv_tokens: book.all_kv_tokens(),
             step: steps.seconds(step(book, 1)),
             bytes_out: book.bytes_out,
@@ -259,3 +262,6 @@ fn step(book: &Book, more: u32) -> [f64; 3] {
         to_f64(book.all_kv_tokens()) * prior::KV_S,
     ]
 }
+
+#[cfg(test)]
+mod tests;

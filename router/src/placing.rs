@@ -116,7 +116,8 @@ fn once(
     let decision = planning
         .decisions
         .note(&question, &chosen, trace, planning.clock.now());
-    let promise = promise(&question, &chosen.plan);
+    let due = planning.clock.now() + chosen.cost.until_decode();
+    let promise = promise(&question, &chosen.plan, due);
     Ok(Found::Plan(Box::new(Planned {
         plan: chosen.plan,
         prediction,
@@ -205,12 +206,13 @@ fn new_tokens(question: &Question<'_>, worker: &Worker) -> u64 {
     question.facts.prompt_tokens.saturating_sub(cached)
 }
 
-fn promise(question: &Question<'_>, plan: &Plan) -> Option<Promise> {
+/// Room for the decode leg, which will come at `due`.
+fn promise(question: &Question<'_>, plan: &Plan, due: f64) -> Option<Promise> {
     match plan {
         Plan::Local { .. } => None,
         Plan::Split { decode, .. } => {
-            let promise = decode.books().promise(new_tokens(question, decode));
-            Some(promise)
+            let tokens = new_tokens(question, decode);
+            Some(decode.books().promise(tokens, due))
         }
     }
 }

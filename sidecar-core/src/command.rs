@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use baton_daemon::Exit;
+
 /// An engine's program and arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineCommand(Vec<String>);
@@ -61,6 +63,17 @@ impl EngineCommand {
         self.0 = kept;
     }
 
+    /// Base URL of its HTTP server, as it is reached from here. An engine that listens everywhere listens here.
+    pub fn base_url(&self, default_port: &str) -> String {
+        let host = self.flag("host").unwrap_or_default();
+        let host = match host.as_str() {
+            "" | "0.0.0.0" | "::" => "127.0.0.1",
+            other => other,
+        };
+        let port = self.flag("port");
+        format!("http://{host}:{}", port.as_deref().unwrap_or(default_port))
+    }
+
     /// The Python environment that the program belongs to.
     pub fn environment(&self) -> Option<PathBuf> {
         let program = self.0.first()?;
@@ -72,6 +85,41 @@ impl EngineCommand {
             candidates.into_iter().find(|file| file.is_file())
         };
         Some(found?.parent()?.parent()?.to_owned())
+    }
+}
+
+/// How a sidecar comes to its engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way<'a> {
+    /// It runs already, at this base URL.
+    Beside(&'a str),
+    /// It is launched by this command.
+    Launching(EngineCommand),
+}
+
+impl<'a> Way<'a> {
+    /// By flags, of which one is given and not both.
+    pub fn of(engine: Option<&'a String>, command: &[String]) -> Result<Self, Exit> {
+        match (engine, command.is_empty()) {
+            (Some(url), true) => Ok(Self::Beside(url)),
+            (None, false) => Ok(Self::Launching(EngineCommand::new(command.to_vec()))),
+            (Some(_), false) => Err(Exit::usage(
+                "give either --engine or an engine command after --, not both",
+            )),
+            (None, true) => Err(Exit::usage(
+                "say which engine: --engine URL for a running one, or its command after -- to launch it",
+            )),
+        }
+    }
+}
+
+/// An engine's base URL without a slash at its end; refused if it is none, with one at this port as an example.
+pub fn base_url(url: &str, example_port: &str) -> Result<String, Exit> {
+    match baton_daemon::http::base_url(url) {
+        Some(_) => Ok(url.trim_end_matches('/').to_owned()),
+        None => Err(Exit::usage(format!(
+            "{url:?} must look like http://127.0.0.1:{example_port}"
+        ))),
     }
 }
 
@@ -103,6 +151,36 @@ mod tests {
         assert_eq!(command.flag("json").as_deref(), Some("{\"a_b\":1}"));
         assert_eq!(command.flag("absent"), None);
         assert!(command.is_set("on") && !command.is_set("off") && !command.is_set("absent"));
+    }
+
+    #[test]
+    fn an_engine_that_listens_everywhere_listens_here() {
+        for (line, url) in [
+            ("serve", "http://127.0.0.1:8000"),
+            ("serve --host 0.0.0.0 --port=9", "http://127.0.0.1:9"),
+            ("serve --host 10.0.0.1", "http://10.0.0.1:8000"),
+        ] {
+            assert_eq!(command(line).base_url("8000"), url);
+        }
+    }
+
+    #[test]
+    fn one_way_to_an_engine_is_taken() {
+        let (url, command) = ("http://a:1".to_owned(), ["serve".to_owned()]);
+        assert_eq!(Way::of(Some(&url), &[]).unwrap(), Way::Beside("http://a:1"));
+        assert!(matches!(
+            Way::of(None, &command).unwrap(),
+            Way::Launching(_)
+        ));
+        let refused = |engine, command| Way::of(engine, command).unwrap_err().to_string();
+        assert!(refused(Some(&url), &command[..]).contains("not both"));
+        assert!(refused(None, &[]).contains("say which engine"));
+        assert_eq!(base_url("http://a:1/", "8000").unwrap(), "http://a:1");
+        let why = base_url("nonsense", "8000").unwrap_err().to_string();
+        assert!(
+            why.contains("must look like http://127.0.0.1:8000"),
+            "{why}"
+        );
     }
 
     #[test]

@@ -10,6 +10,11 @@ use baton_daemon::Exit;
 pub struct PrivateFolder(PathBuf);
 
 impl PrivateFolder {
+    /// A place for one that nobody else has.
+    pub fn place() -> PathBuf {
+        std::env::temp_dir().join(format!("baton-{}", baton_daemon::fresh::hex_id()))
+    }
+
     /// Makes it.
     pub fn make(path: PathBuf) -> Result<Self, Exit> {
         // KV events carry the tokens of all prompts, options may hold keys: they are nobody else's.

@@ -26,6 +26,7 @@ pub mod openai;
 mod peers;
 pub mod questions;
 pub mod record;
+pub mod refusal;
 pub mod relay;
 mod relearn;
 pub mod routers;

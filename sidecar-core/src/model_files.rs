@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_proto::model::{ModelFiles, Prompting};
+use baton_proto::worker::WorkerInfo;
 use bytes::Bytes;
 
 /// Largest file that is read. The largest tokenizers of today have 35 MB.
@@ -25,6 +26,43 @@ pub struct PromptConfig {
     pub other_tokenizer: bool,
     /// What else changes a chat.
     pub prompting: Prompting,
+}
+
+/// The files that decide the tokens of an engine's prompts, and the digest of all of them.
+#[derive(Debug, Clone)]
+pub struct PromptFiles {
+    files: Arc<ModelFiles>,
+    digest: String,
+}
+
+impl PromptFiles {
+    /// Reads them, on a thread that may wait. Without them routers know no tokens of texts, and that is said.
+    pub async fn find(config: Result<PromptConfig, String>, root: Option<String>) -> Option<Self> {
+        let read = move || {
+            let files = config?.read(root.as_deref())?;
+            let digest = files.digest();
+            Ok(Self { files, digest })
+        };
+        let read: Result<Self, String> = tokio::task::spawn_blocking(read)
+            .await
+            .unwrap_or_else(|died| Err(died.to_string()));
+        read.inspect_err(|why| tracing::warn!(%why, "routers cannot know the tokens of texts"))
+            .ok()
+    }
+
+    /// The files.
+    pub fn files(&self) -> Arc<ModelFiles> {
+        Arc::clone(&self.files)
+    }
+
+    /// Says by their digests what they are.
+    pub fn tell(&self, info: &mut WorkerInfo) {
+        info.tokenizer_digest = Some(self.digest.clone());
+        let template = self.files.chat_template.as_ref();
+        let digest =
+            |template: &String| blake3::hash(template.as_bytes()).to_hex()[..32].to_owned();
+        info.chat_template_digest = template.map(digest);
+    }
 }
 
 impl PromptConfig {

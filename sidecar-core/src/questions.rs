@@ -7,6 +7,7 @@ use baton_daemon::http::{Client, ClientLimits, full, read_limited};
 use baton_proto::{Error, ErrorKind, Source, Stage};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 /// Longest time for one small question.
@@ -55,6 +56,36 @@ impl Questions {
     pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let answer = self.get(path).await?;
         serde_json::from_slice(&answer).map_err(|error| strange(path, &error.to_string()))
+    }
+
+    /// What it serves, as its API lists it.
+    pub async fn models<Model: DeserializeOwned>(&self) -> Result<Vec<Model>, Error> {
+        #[derive(Deserialize)]
+        struct Models<Model> {
+            data: Vec<Model>,
+        }
+        Ok(self.get_json::<Models<Model>>("/v1/models").await?.data)
+    }
+
+    /// Its version, where it has a route for that.
+    pub async fn version(&self) -> Result<String, Error> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: String,
+        }
+        Ok(self.get_json::<Version>("/version").await?.version)
+    }
+
+    /// The tokens that it makes of a request.
+    pub async fn tokens(&self, path: &str, request: String) -> Result<Vec<u32>, Error> {
+        #[derive(Deserialize)]
+        struct Tokens {
+            tokens: Vec<u32>,
+        }
+        let answer = self.post(path, request).await?;
+        let tokens: Tokens =
+            serde_json::from_slice(&answer).map_err(|error| strange(path, &error.to_string()))?;
+        Ok(tokens.tokens)
     }
 
     /// An answer.

@@ -5,7 +5,8 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 
 use baton_daemon::Exit;
-use baton_sidecar_core::command::EngineCommand;
+use baton_sidecar_core::command::{EngineCommand, Way, base_url};
+use baton_sidecar_core::folder::PrivateFolder;
 use baton_sidecar_core::launch::Launch;
 use serde_json::json;
 
@@ -42,29 +43,27 @@ pub struct Sockets {
 
 /// Reads the flags: how to reach the engine, and how to launch it if it is to be launched.
 pub fn plan(args: &SglangArgs) -> Result<(EngineConfig, Option<Launch>), Exit> {
-    match (&args.engine, args.command.is_empty()) {
-        (Some(url), true) => Ok((config(args, url, args.engine_api_key.clone())?, None)),
-        (None, false) => launching(args).map(|(config, launch)| (config, Some(launch))),
-        (Some(_), false) => Err(Exit::usage(
-            "give either --engine or an engine command after --, not both",
-        )),
-        (None, true) => Err(Exit::usage(
-            "say which engine: --engine URL for a running one, or its command after -- to launch it",
-        )),
+    match Way::of(args.engine.as_ref(), &args.command)? {
+        Way::Beside(url) => Ok((config(args, url, args.engine_api_key.clone())?, None)),
+        Way::Launching(command) => {
+            launching(args, command).map(|(config, launch)| (config, Some(launch)))
+        }
     }
 }
 
 fn config(args: &SglangArgs, url: &str, api_key: Option<String>) -> Result<EngineConfig, Exit> {
-    let uri = baton_daemon::http::base_url(url)
-        .ok_or_else(|| Exit::usage(format!("{url:?} must look like http://127.0.0.1:30000")))?;
-    let host = uri.host().unwrap_or("127.0.0.1");
+    let base_url = base_url(url, DEFAULT_PORT)?;
+    let uri = base_url.parse::<http::Uri>().ok();
+    let host = uri
+        .as_ref()
+        .and_then(http::Uri::host)
+        .unwrap_or("127.0.0.1");
+    let bootstrap_host = args.bootstrap_host.clone();
+    let bootstrap_host = bootstrap_host.unwrap_or_else(|| advertised(args, host));
     Ok(EngineConfig {
-        base_url: url.trim_end_matches('/').to_owned(),
+        base_url,
         api_key,
-        bootstrap_host: args
-            .bootstrap_host
-            .clone()
-            .unwrap_or_else(|| advertised(args, host)),
+        bootstrap_host,
         model_dir: args.model_dir.clone(),
         events: None,
         events_folder: None,
@@ -83,22 +82,15 @@ fn advertised(args: &SglangArgs, engine: &str) -> String {
     }
 }
 
-fn launching(args: &SglangArgs) -> Result<(EngineConfig, Launch), Exit> {
-    let mut command = EngineCommand::new(args.command.clone());
-    let host = command.flag("host").unwrap_or_default();
-    let host = if matches!(host.as_str(), "" | "0.0.0.0" | "::") {
-        "127.0.0.1"
-    } else {
-        host.as_str()
-    };
-    let port = command
-        .flag("port")
-        .unwrap_or_else(|| DEFAULT_PORT.to_owned());
+fn launching(
+    args: &SglangArgs,
+    mut command: EngineCommand,
+) -> Result<(EngineConfig, Launch), Exit> {
     let api_key = args
         .engine_api_key
         .clone()
         .or_else(|| command.flag("api-key"));
-    let mut config = config(args, &format!("http://{host}:{port}"), api_key)?;
+    let mut config = config(args, &command.base_url(DEFAULT_PORT), api_key)?;
     if command.flag("kv-events-config").is_none() && keeps_prefixes(&command) {
         match ranks(&command)? {
             1 => add_sockets(&mut command, &mut config),
@@ -139,7 +131,7 @@ const FORMAT: &str = "dynamo";
 /// KV events over sockets in a folder of the sidecar's own, where nobody else reads the tokens of all prompts. The engine does
 /// not tell of such sockets (0.5.23), and publishes no load beside them: its sockets for load listen on all addresses.
 fn add_sockets(command: &mut EngineCommand, config: &mut EngineConfig) {
-    let folder = std::env::temp_dir().join(format!("baton-{}", baton_daemon::fresh::hex_id()));
+    let folder = PrivateFolder::place();
     let socket = |name: &str| format!("ipc://{}", folder.join(name).display());
     let sockets = Sockets {
         events: socket("events"),

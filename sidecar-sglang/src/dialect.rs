@@ -7,9 +7,10 @@ use baton_proto::call::PrefillUsage;
 use baton_proto::json::{Edit, RawObject};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
-use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
+use baton_proto::{Error, RequestId};
 use baton_sidecar_core::engine::{Leg, Prefilled};
 pub use baton_sidecar_core::openai::{judge_answer, judge_event};
+use baton_sidecar_core::refusal::{bad_metadata, strange_prefill as strange};
 use serde::{Deserialize, Serialize};
 
 /// Largest room that an engine takes (0.5.23).
@@ -81,16 +82,7 @@ pub fn decode_body(
     ticket: &Ticket,
     leg: Leg<'_>,
 ) -> Result<String, Error> {
-    let bootstrap = Bootstrap::parse(&ticket.metadata).map_err(|why| {
-        let message = format!("the ticket's transfer metadata cannot be used: {why}");
-        Error::new(
-            ErrorKind::TicketRefused,
-            Source::Router,
-            Stage::Decode,
-            message,
-        )
-        .retry(Retry::Safe)
-    })?;
+    let bootstrap = Bootstrap::parse(&ticket.metadata).map_err(|why| bad_metadata(&why))?;
     let object = request.object();
     Ok(for_engine(in_room(object.edit(), &bootstrap), &object, leg).finish())
 }
@@ -168,10 +160,6 @@ pub fn read_prefill(answer: &[u8]) -> Result<Prefilled, Error> {
         Some(other) => Err(strange(&format!("the prefill ended by {other}"))),
         None => Err(strange("the prefill has no finish_reason")),
     }
-}
-
-fn strange(why: &str) -> Error {
-    Error::new(ErrorKind::Protocol, Source::Engine, Stage::Prefill, why).retry(Retry::AfterCancel)
 }
 
 /// SGLang answers under the request's own id, and each prompt of a batch under that and its number: `_0`, `_1` (0.5.23).

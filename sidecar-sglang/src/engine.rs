@@ -26,6 +26,7 @@ use crate::load::LoadStream;
 use crate::refusal::unusable;
 use crate::rooms::Rooms;
 use crate::server_info::ServerInfo;
+use crate::spelling::Spelling;
 
 /// How long the two legs of a handoff may take to find each other and be done. The engines themselves give up after 300 s
 /// unless told otherwise (0.5.23), and hold everything until then.
@@ -42,6 +43,8 @@ pub struct SglangEngine {
     pub(crate) http: EngineHttp,
     pub(crate) config: EngineConfig,
     rooms: Rooms,
+    /// Where decode engines find it.
+    pub(crate) spelling: Spelling,
     pub(crate) last: Mutex<Option<Arc<Seen>>>,
     /// Where its present life publishes its load.
     pub(crate) load: Mutex<Weak<LoadStream>>,
@@ -68,6 +71,7 @@ impl SglangEngine {
             base_url: config.base_url.clone(),
             authorization,
             rooms: Rooms::new(),
+            spelling: Spelling::of(config.bootstrap_host.clone()),
             last: Mutex::default(),
             load: Mutex::default(),
             _events_folder: config
@@ -101,11 +105,15 @@ impl Engine for SglangEngine {
     }
 
     async fn alive(&self) -> Result<(), Error> {
-        self.http.ready().await
+        self.http.ready().await?;
+        self.spelling.heard();
+        Ok(())
     }
 
     async fn incarnation(&self) -> Result<Incarnation, Error> {
-        self.http.server_info().await?.incarnation()
+        let server = self.http.server_info().await?;
+        self.spelling.heard();
+        server.incarnation()
     }
 
     fn follow(&self, feed: &Feed) -> Option<Following> {
@@ -136,7 +144,7 @@ impl Engine for SglangEngine {
         let seen = self.last()?;
         let port = seen.server.disaggregation_bootstrap_port?;
         let bootstrap = Bootstrap {
-            host: self.config.bootstrap_host.clone(),
+            host: self.spelling.host(),
             port,
             room: self.rooms.next(),
         };

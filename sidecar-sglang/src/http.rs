@@ -1,7 +1,7 @@
 //! Small questions to the engine's HTTP server: what it is, what it serves, how it tokenises.
 
 use baton_proto::Error;
-use baton_sidecar_core::questions::{Questions, strange};
+use baton_sidecar_core::questions::Questions;
 use baton_sidecar_core::tokenisation;
 use http::HeaderValue;
 use serde::Deserialize;
@@ -44,23 +44,12 @@ impl EngineHttp {
 
     /// What it serves.
     pub async fn models(&self) -> Result<Vec<Model>, Error> {
-        #[derive(Deserialize)]
-        struct Models {
-            data: Vec<Model>,
-        }
-        Ok(self.0.get_json::<Models>("/v1/models").await?.data)
+        self.0.models().await
     }
 
     /// The tokens that it makes of a request.
     pub async fn tokens(&self, request: String) -> Result<Vec<u32>, Error> {
-        #[derive(Deserialize)]
-        struct Tokens {
-            tokens: Vec<u32>,
-        }
-        let answer = self.0.post("/tokenize", request).await?;
-        let tokens: Tokens = serde_json::from_slice(&answer)
-            .map_err(|error| strange("/tokenize", &error.to_string()))?;
-        Ok(tokens.tokens)
+        self.0.tokens("/tokenize", request).await
     }
 
     /// A digest of how it tokenises; `None` if it does not say.

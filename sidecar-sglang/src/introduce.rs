@@ -10,7 +10,7 @@ use baton_proto::worker::{Role, WorkerInfo};
 use baton_proto::{Error, Incarnation};
 use baton_sidecar_core::engine::Attached;
 use baton_sidecar_core::metrics_page::MetricsPage;
-use baton_sidecar_core::model_files::PromptConfig;
+use baton_sidecar_core::model_files::{PromptConfig, PromptFiles};
 
 use crate::engine::{Seen, SglangEngine};
 use crate::refusal;
@@ -24,7 +24,7 @@ const PART_SEPARATOR: &str = " ";
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Fixed {
     /// What decides its prompts' tokens, and the digest of that.
-    files: Option<(Arc<ModelFiles>, String)>,
+    files: Option<PromptFiles>,
     /// Digest of how it tokenises.
     tokenisation: Option<String>,
     /// KV bytes per token.
@@ -33,7 +33,7 @@ pub(crate) struct Fixed {
 
 impl Fixed {
     pub(crate) fn files(&self) -> Option<Arc<ModelFiles>> {
-        self.files.as_ref().map(|(files, _)| Arc::clone(files))
+        self.files.as_ref().map(PromptFiles::files)
     }
 }
 
@@ -45,6 +45,7 @@ impl SglangEngine {
         let models = self.http.models().await?;
         let role = refusal::role(&server)?;
         let incarnation = server.incarnation()?;
+        self.spelling.lives(&incarnation);
         let mut info = info(&server, &models, role);
         let fixed = self.fixed(&incarnation, &server, &info).await;
         fixed.complete(&mut info, &server, role);
@@ -73,28 +74,11 @@ impl SglangEngine {
             None => None,
         };
         let page = self.http.metrics(server).await;
+        let prompts = prompts(server, self.config.model_dir.as_deref());
         Fixed {
-            files: self.files(server).await,
+            files: PromptFiles::find(prompts, Some(server.model_path.clone())).await,
             tokenisation,
             bytes_per_token: page.and_then(|page| bytes_per_token(&page, server)),
-        }
-    }
-
-    async fn files(&self, server: &ServerInfo) -> Option<(Arc<ModelFiles>, String)> {
-        let prompts = prompts(server, self.config.model_dir.as_deref());
-        let root = server.model_path.clone();
-        let read = tokio::task::spawn_blocking(move || {
-            let files = prompts?.read(Some(&root))?;
-            let digest = files.digest();
-            Ok((files, digest))
-        });
-        match read.await.unwrap_or_else(|died| Err(died.to_string())) {
-            Ok(files) => Some(files),
-            Err(why) => {
-                let why: String = why;
-                tracing::warn!(%why, "routers cannot know the tokens of texts");
-                None
-            }
         }
     }
 }
@@ -102,12 +86,8 @@ impl SglangEngine {
 impl Fixed {
     fn complete(&self, info: &mut WorkerInfo, server: &ServerInfo, role: Role) {
         info.kv_bytes_per_token = self.bytes_per_token;
-        if let Some((files, digest)) = &self.files {
-            info.tokenizer_digest = Some(digest.clone());
-            let template = files.chat_template.as_ref();
-            let digest =
-                |template: &String| blake3::hash(template.as_bytes()).to_hex()[..32].to_owned();
-            info.chat_template_digest = template.map(digest);
+        if let Some(files) = &self.files {
+            files.tell(info);
         }
         if role != Role::Local {
             info.compatibility = Some(self.compatibility(server, info.block_size.unwrap_or(0)));

@@ -17,6 +17,7 @@ pub mod load;
 mod refusal;
 pub mod rooms;
 pub mod server_info;
+pub mod spelling;
 mod worker_info;
 
 use baton_daemon::Exit;

@@ -1,7 +1,8 @@
 //! What of an engine this sidecar can work with.
 
+use baton_proto::Error;
 use baton_proto::worker::Role;
-use baton_proto::{Error, ErrorKind, Source, Stage};
+pub(crate) use baton_sidecar_core::refusal::unusable;
 
 use crate::server_info::ServerInfo;
 
@@ -88,11 +89,6 @@ pub(crate) fn warnings(server: &ServerInfo) -> Vec<String> {
         );
     }
     warnings
-}
-
-/// Why an engine cannot be used.
-pub(crate) fn unusable(why: &str) -> Error {
-    Error::new(ErrorKind::Incompatible, Source::Engine, Stage::Fleet, why)
 }
 
 #[cfg(test)]

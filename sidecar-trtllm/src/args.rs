@@ -42,7 +42,8 @@ pub struct TrtllmArgs {
     /// Ranks of attention data parallelism. Read from the options of an engine that is launched.
     #[arg(long, value_name = "N", env = "BATON_ATTENTION_DP_RANKS", value_parser = clap::value_parser!(u32).range(1..))]
     pub attention_dp_ranks: Option<u32>,
-    /// Have decode begin while prefill computes. It needs the engine's Python transceiver, and was never tried.
+    /// Have decode begin while prefill computes, on both sides of a handoff. It needs the engine's Python transceiver, and was
+    /// never tried.
     #[arg(long, env = "BATON_GENERATION_FIRST")]
     pub generation_first: bool,
     /// The engine's internal_request_auth_key, if it has one. Better given by the environment or a file.

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use baton_daemon::Exit;
 use baton_proto::worker::Role;
-use baton_sidecar_core::command::EngineCommand;
+use baton_sidecar_core::command::{EngineCommand, Way, base_url};
+use baton_sidecar_core::folder::PrivateFolder;
 use baton_sidecar_core::launch::Launch;
 
 use crate::args::TrtllmArgs;
@@ -74,9 +75,8 @@ impl std::fmt::Debug for MadeOptions {
 
 impl MadeOptions {
     fn new(content: String) -> Self {
-        let name = format!("baton-{}", baton_daemon::fresh::hex_id());
         Self {
-            folder: std::env::temp_dir().join(name),
+            folder: PrivateFolder::place(),
             content,
         }
     }
@@ -95,26 +95,20 @@ impl MadeOptions {
 
 /// Reads the flags: how to reach the engine, and how to launch it if it is to be launched.
 pub fn plan(args: &TrtllmArgs) -> Result<(EngineConfig, Option<Launch>), Exit> {
-    match (&args.engine, args.command.is_empty()) {
-        (Some(url), true) => Ok((config(args, url, &EngineOptions::default())?, None)),
-        (None, false) => launching(args).map(|(config, launch)| (config, Some(launch))),
-        (Some(_), false) => Err(Exit::usage(
-            "give either --engine or an engine command after --, not both",
-        )),
-        (None, true) => Err(Exit::usage(
-            "say which engine: --engine URL for a running one, or its command after -- to launch it",
-        )),
+    match Way::of(args.engine.as_ref(), &args.command)? {
+        Way::Beside(url) => Ok((config(args, url, &EngineOptions::default())?, None)),
+        Way::Launching(command) => {
+            launching(args, command).map(|(config, launch)| (config, Some(launch)))
+        }
     }
 }
 
 fn config(args: &TrtllmArgs, url: &str, options: &EngineOptions) -> Result<EngineConfig, Exit> {
-    baton_daemon::http::base_url(url)
-        .ok_or_else(|| Exit::usage(format!("{url:?} must look like http://127.0.0.1:8000")))?;
     let cache = &options.kv_cache_config;
     let parallel = options.enable_attention_dp == Some(true);
     let ranks = options.tensor_parallel_size.filter(|_| parallel);
     Ok(EngineConfig {
-        base_url: url.trim_end_matches('/').to_owned(),
+        base_url: base_url(url, DEFAULT_PORT)?,
         role: args.role,
         lease: lease(args, options)?,
         tokens_per_block: args.tokens_per_block.or(cache.tokens_per_block),
@@ -166,8 +160,10 @@ fn auth_key(args: &TrtllmArgs, options: &EngineOptions) -> Result<Option<AuthKey
     Ok(key.and_then(|key| AuthKey::new(key)))
 }
 
-fn launching(args: &TrtllmArgs) -> Result<(EngineConfig, Launch), Exit> {
-    let mut command = EngineCommand::new(args.command.clone());
+fn launching(
+    args: &TrtllmArgs,
+    mut command: EngineCommand,
+) -> Result<(EngineConfig, Launch), Exit> {
     let flag = OPTIONS
         .into_iter()
         .find(|name| command.flag(name).is_some());
@@ -184,7 +180,7 @@ fn launching(args: &TrtllmArgs) -> Result<(EngineConfig, Launch), Exit> {
             "the engine's options have no cache_transceiver_config, so it hands no KV over: add one, or say --role local",
         ));
     }
-    let mut config = config(args, &url_of(&command), &read)?;
+    let mut config = config(args, &command.base_url(DEFAULT_PORT), &read)?;
     if config.model_dir.is_none() {
         config.model_dir = model_of(&command);
     }
@@ -220,19 +216,6 @@ fn overrule(options: &mut EngineOptions, command: &EngineCommand) -> Result<(), 
         *option = number(name)?.or(*option);
     }
     Ok(())
-}
-
-fn url_of(command: &EngineCommand) -> String {
-    let host = command.flag("host").unwrap_or_default();
-    let host = if matches!(host.as_str(), "" | "0.0.0.0" | "::") {
-        "127.0.0.1"
-    } else {
-        host.as_str()
-    };
-    let port = command
-        .flag("port")
-        .unwrap_or_else(|| DEFAULT_PORT.to_owned());
-    format!("http://{host}:{port}")
 }
 
 /// The model that the command names, if that is a directory here: its one argument that is one.

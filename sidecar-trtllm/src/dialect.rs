@@ -9,13 +9,14 @@ mod handoff;
 #[cfg(test)]
 mod tests;
 
-use baton_proto::json::{Edit, RawObject};
+use baton_proto::json::Edit;
 use baton_proto::request::ClientRequest;
 use baton_proto::route::Route;
 use baton_proto::ticket::{Ticket, TransferMetadata};
-use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
+use baton_proto::{Error, RequestId};
 use baton_sidecar_core::engine::Leg;
 pub use baton_sidecar_core::openai::{judge_answer, judge_event};
+use baton_sidecar_core::refusal::bad_metadata;
 use serde_json::json;
 
 pub(crate) use handoff::read_offered;
@@ -49,7 +50,7 @@ pub fn prefill_body(
         .set("stream", "false")
         .set("stream_options", "null")
         .set("disaggregated_params", params.to_string());
-    salted(edit, &object, leg).finish()
+    salted(edit, request, leg).finish()
 }
 
 /// The generation leg: the client's request with what the context engine answered.
@@ -58,8 +59,8 @@ pub fn decode_body(
     ticket: &Ticket,
     leg: Leg<'_>,
 ) -> Result<String, Error> {
-    let handoff = Handoff::parse(&ticket.metadata).map_err(|why| refused(&why))?;
-    let params = handoff.for_generation().map_err(|why| refused(&why))?;
+    let handoff = Handoff::parse(&ticket.metadata).map_err(|why| bad_metadata(&why))?;
+    let params = handoff.for_generation().map_err(|why| bad_metadata(&why))?;
     let object = request.object();
     let edit = object.edit().set("disaggregated_params", params);
     // Tokens that are there need not be made again, and could come out differently.
@@ -68,13 +69,13 @@ pub fn decode_body(
         (Some(ids), Route::Completions) => edit.set("prompt", ids),
         (_, Route::PassThrough(_)) | (None, _) => edit,
     };
-    Ok(salted(edit, &object, leg).finish())
+    Ok(salted(edit, request, leg).finish())
 }
 
 /// The local leg: the client's request.
 pub fn local_body(request: &ClientRequest, leg: Leg<'_>) -> String {
     let object = request.object();
-    salted(object.edit(), &object, leg).finish()
+    salted(object.edit(), request, leg).finish()
 }
 
 /// The handoff of a prefill that has not begun.
@@ -88,24 +89,16 @@ pub(crate) fn offer(id: u64, endpoint: &ContextEndpoint) -> TransferMetadata {
     TransferMetadata::new(format!("{{\"disaggregated_params\":{params}}}"))
 }
 
-/// TensorRT-LLM shares no block between different cache salts.
-fn salted<'a>(edit: Edit<'a>, object: &RawObject<'_>, leg: Leg<'_>) -> Edit<'a> {
-    match leg.salt(object.get_set("cache_salt")) {
+/// TensorRT-LLM shares no block between different cache salts. It knows them in chats only, and refuses anything else that has one
+/// (`openai_protocol.py`).
+fn salted<'a>(edit: Edit<'a>, request: &ClientRequest, leg: Leg<'_>) -> Edit<'a> {
+    if request.route() != Route::ChatCompletions {
+        return edit;
+    }
+    match leg.salt(request.object().get_set("cache_salt")) {
         Some(salt) => edit.set("cache_salt", salt),
         None => edit,
     }
-}
-
-/// The engine has not seen the ticket.
-fn refused(why: &str) -> Error {
-    let message = format!("the ticket's transfer metadata cannot be used: {why}");
-    Error::new(
-        ErrorKind::TicketRefused,
-        Source::Router,
-        Stage::Decode,
-        message,
-    )
-    .retry(Retry::Safe)
 }
 
 /// Whether a context engine's answer is to this leg: it says the handoff's id again. Other answers do not say whose they are.

@@ -200,9 +200,9 @@ impl Engine for TrtllmEngine {
     }
 
     /// A prefill engine frees KV that nobody fetched in time without a word, and is known to have done so while it was being
-    /// fetched (pull request 14565).
+    /// fetched (pull request 14565). Where decode is asked first, the leg is over before that could be confirmed.
     fn may_fetch_foreign_kv(&self) -> bool {
-        true
+        !self.config.generation_first
     }
 
     /// What it holds has no name that could be told before its answer, and no way to be given back either.

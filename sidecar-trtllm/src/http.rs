@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::{Error, ErrorKind};
-use baton_sidecar_core::questions::{Questions, strange};
+use baton_sidecar_core::questions::Questions;
 use baton_sidecar_core::tokenisation;
 use serde::Deserialize;
 use serde_json::json;
@@ -50,11 +50,7 @@ impl EngineHttp {
 
     /// Its version.
     pub async fn version(&self) -> Result<String, Error> {
-        #[derive(Deserialize)]
-        struct Version {
-            version: String,
-        }
-        Ok(self.small.get_json::<Version>("/version").await?.version)
+        self.small.version().await
     }
 
     /// What it says of itself; nothing, where it has no such route.
@@ -67,11 +63,7 @@ impl EngineHttp {
 
     /// What it serves.
     pub async fn models(&self) -> Result<Vec<Model>, Error> {
-        #[derive(Deserialize)]
-        struct Models {
-            data: Vec<Model>,
-        }
-        Ok(self.small.get_json::<Models>("/v1/models").await?.data)
+        self.small.models().await
     }
 
     /// The tokens that it makes of a text (after 1.2). It has no such question for chats.
@@ -80,20 +72,13 @@ impl EngineHttp {
         struct Text {
             prompt: Option<String>,
         }
-        #[derive(Deserialize)]
-        struct Tokens {
-            tokens: Vec<u32>,
-        }
         let text: Text = serde_json::from_str(&request)
             .map_err(|error| unusable(&format!("this cannot be tokenised: {error}")))?;
         let Some(prompt) = text.prompt else {
             return Err(no_chats());
         };
         let asked = json!({ "prompt": prompt }).to_string();
-        let answer = self.small.post("/_internal/tokenize", asked).await?;
-        let tokens: Tokens = serde_json::from_slice(&answer)
-            .map_err(|error| strange("/_internal/tokenize", &error.to_string()))?;
-        Ok(tokens.tokens)
+        self.small.tokens("/_internal/tokenize", asked).await
     }
 
     /// A digest of how it tokenises; `None` if it does not say.

@@ -5,10 +5,10 @@ use std::sync::{Arc, PoisonError};
 
 use baton_proto::Error;
 use baton_proto::compat::Compatibility;
-use baton_proto::model::{ModelFiles, Prompting};
+use baton_proto::model::ModelFiles;
 use baton_proto::worker::{EngineKind, Role, WorkerInfo};
 use baton_sidecar_core::engine::Attached;
-use baton_sidecar_core::model_files::PromptConfig;
+use baton_sidecar_core::model_files::{PromptConfig, PromptFiles};
 
 use crate::attach::EngineConfig;
 use crate::engine::{Seen, TrtllmEngine};
@@ -20,14 +20,14 @@ use crate::server_info::ServerInfo;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Fixed {
     /// What decides its prompts' tokens, and the digest of that.
-    files: Option<(Arc<ModelFiles>, String)>,
+    files: Option<PromptFiles>,
     /// Digest of how it tokenises.
     tokenisation: Option<String>,
 }
 
 impl Fixed {
     pub(crate) fn files(&self) -> Option<Arc<ModelFiles>> {
-        self.files.as_ref().map(|(files, _)| Arc::clone(files))
+        self.files.as_ref().map(PromptFiles::files)
     }
 }
 
@@ -65,30 +65,13 @@ impl TrtllmEngine {
             Some(model) => self.http.tokenisation(&model.id).await,
             None => None,
         };
-        Fixed {
-            files: self.files().await,
-            tokenisation,
-        }
-    }
-
-    async fn files(&self) -> Option<(Arc<ModelFiles>, String)> {
         let prompts = PromptConfig {
             directory: self.config.model_dir.clone(),
-            prompting: Prompting::default(),
             ..PromptConfig::default()
         };
-        let read = tokio::task::spawn_blocking(move || {
-            let files = prompts.read(None)?;
-            let digest = files.digest();
-            Ok((files, digest))
-        });
-        match read.await.unwrap_or_else(|died| Err(died.to_string())) {
-            Ok(files) => Some(files),
-            Err(why) => {
-                let why: String = why;
-                tracing::warn!(%why, "routers cannot know the tokens of texts");
-                None
-            }
+        Fixed {
+            files: PromptFiles::find(Ok(prompts), None).await,
+            tokenisation,
         }
     }
 }
@@ -106,14 +89,24 @@ fn info(config: &EngineConfig, version: &str, server: &ServerInfo, models: &[Mod
         max_batched_tokens: config.max_batched_tokens,
         context_length: config.context_length,
         compatibility: (config.role != Role::Local)
-            .then(|| compatibility(version, model, block_size.unwrap_or(0))),
+            .then(|| compatibility(config, version, model, block_size.unwrap_or(0))),
         ..WorkerInfo::unknown(EngineKind::Trtllm, config.role)
     }
 }
 
 /// What another engine must share, as far as either tells: transfer metadata are for a peer of the same version
 /// (`extra="forbid"`), and what else differs is found out by the engines, if at all.
-fn compatibility(version: &str, model: Option<String>, block_size: u32) -> Compatibility {
+fn compatibility(
+    config: &EngineConfig,
+    version: &str,
+    model: Option<String>,
+    block_size: u32,
+) -> Compatibility {
+    let handoff = if config.generation_first {
+        "trtllm-generation-first"
+    } else {
+        "trtllm-context-first"
+    };
     let facts = [
         ("version", version.to_owned()),
         ("model", model.unwrap_or_else(|| "none".to_owned())),
@@ -122,7 +115,7 @@ fn compatibility(version: &str, model: Option<String>, block_size: u32) -> Compa
     let facts: BTreeMap<String, String> =
         facts.map(|(name, value)| (name.to_owned(), value)).into();
     Compatibility {
-        handoff: "trtllm-transceiver".to_owned(),
+        handoff: handoff.to_owned(),
         facts,
         block_size,
     }
@@ -130,12 +123,8 @@ fn compatibility(version: &str, model: Option<String>, block_size: u32) -> Compa
 
 impl Fixed {
     fn complete(&self, info: &mut WorkerInfo) {
-        if let Some((files, digest)) = &self.files {
-            info.tokenizer_digest = Some(digest.clone());
-            let template = files.chat_template.as_ref();
-            let digest =
-                |template: &String| blake3::hash(template.as_bytes()).to_hex()[..32].to_owned();
-            info.chat_template_digest = template.map(digest);
+        if let Some(files) = &self.files {
+            files.tell(info);
         }
         if let (Some(compatibility), Some(tokenisation)) =
             (&mut info.compatibility, &self.tokenisation)

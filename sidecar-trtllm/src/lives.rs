@@ -94,13 +94,13 @@ impl Lives {
 
     /// The engine has answered, and is attached to: the name of this start.
     pub(crate) async fn attach(&self) -> Result<Incarnation, Error> {
-        let (doubts, tells) = {
+        let (doubts, asks) = {
             let state = self.lock();
-            (state.doubts, state.tells)
+            (state.doubts, state.tells && state.settled < state.doubts)
         };
         let mut polled = self.polled.subscribe();
         let known = async { polled.wait_for(|polled| *polled >= doubts).await.is_ok() };
-        let known = tells && tokio::time::timeout(POLLED, known).await.unwrap_or(false);
+        let known = asks && tokio::time::timeout(POLLED, known).await.unwrap_or(false);
         let mut state = self.lock();
         if state.settled < doubts {
             state.number += u64::from(!known);

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use baton_daemon::Exit;
 use baton_proto::worker::Role;
-use baton_sidecar_core::command::EngineCommand;
+use baton_sidecar_core::command::{EngineCommand, Way, base_url};
+use baton_sidecar_core::folder::PrivateFolder;
 use baton_sidecar_core::launch::Launch;
 use serde::Deserialize;
 
@@ -69,20 +70,19 @@ struct ExtraConfig {
     bidirectional_kv_xfer: Option<bool>,
 }
 
+/// vLLM's port if none is given.
+const DEFAULT_PORT: &str = "8000";
+
 /// vLLM's default lease (0.32.0, `kv_connector_extra_config.kv_lease_duration`).
 const DEFAULT_LEASE_S: f64 = 30.0;
 
 /// Reads the flags: how to reach the engine, and how to launch it if it is to be launched.
 pub fn plan(args: &VllmArgs) -> Result<(EngineConfig, Option<Launch>), Exit> {
-    match (&args.engine, args.command.is_empty()) {
-        (Some(url), true) => Ok((beside(args, url)?, None)),
-        (None, false) => launching(args).map(|(config, launch)| (config, Some(launch))),
-        (Some(_), false) => Err(Exit::usage(
-            "give either --engine or an engine command after --, not both",
-        )),
-        (None, true) => Err(Exit::usage(
-            "say which engine: --engine URL for a running one, or its command after -- to launch it",
-        )),
+    match Way::of(args.engine.as_ref(), &args.command)? {
+        Way::Beside(url) => Ok((beside(args, url)?, None)),
+        Way::Launching(command) => {
+            launching(args, command).map(|(config, launch)| (config, Some(launch)))
+        }
     }
 }
 
@@ -93,7 +93,7 @@ fn beside(args: &VllmArgs, url: &str) -> Result<EngineConfig, Exit> {
         .map(|json| transfer_config(json, args))
         .transpose()?;
     Ok(EngineConfig {
-        base_url: base_url(url)?,
+        base_url: base_url(url, DEFAULT_PORT)?,
         api_key: args.engine_api_key.clone(),
         transfer,
         events: args
@@ -128,7 +128,7 @@ fn add_events(command: &mut EngineCommand) -> (Option<EventsConfig>, Option<Path
     if command.canonical().any(says) {
         return (None, None);
     }
-    let folder = std::env::temp_dir().join(format!("baton-{}", baton_daemon::fresh::hex_id()));
+    let folder = PrivateFolder::place();
     let socket = |name: &str| format!("ipc://{}", folder.join(name).display());
     let config = EventsConfig {
         enable_kv_cache_events: true,
@@ -147,7 +147,7 @@ fn add_events(command: &mut EngineCommand) -> (Option<EventsConfig>, Option<Path
     (Some(config), Some(folder))
 }
 
-fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
+fn launching(args: &VllmArgs, mut command: EngineCommand) -> Result<(EngineConfig, Launch), Exit> {
     if args.kv_transfer_config.is_some() {
         return Err(Exit::usage(
             "--kv-transfer-config belongs into the engine's command when the sidecar launches it",
@@ -158,15 +158,7 @@ fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
             "--kv-events-config belongs into the engine's command when the sidecar launches it",
         ));
     }
-    let mut command = EngineCommand::new(args.command.clone());
     refuse_what_is_not_supported(&command)?;
-    let host = command.flag("host").unwrap_or_default();
-    let host = if matches!(host.as_str(), "" | "0.0.0.0" | "::") {
-        "127.0.0.1"
-    } else {
-        host.as_str()
-    };
-    let port = command.flag("port").unwrap_or_else(|| "8000".to_owned());
     let mut transfer = None;
     if let Some(json) = command.flag("kv-transfer-config") {
         let engine_id = baton_daemon::fresh::hex_id();
@@ -183,7 +175,7 @@ fn launching(args: &VllmArgs) -> Result<(EngineConfig, Launch), Exit> {
         .clone()
         .or_else(|| command.flag("api-key"));
     let config = EngineConfig {
-        base_url: base_url(&format!("http://{host}:{port}"))?,
+        base_url: base_url(&command.base_url(DEFAULT_PORT), DEFAULT_PORT)?,
         api_key,
         transfer,
         events,
@@ -227,15 +219,6 @@ fn side_channel_environment(transfer: &TransferConfig) -> Result<BTreeMap<String
     let all = told.into_iter().chain(plain.then_some((PLAIN_IDS, "1")));
     let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
     Ok(all.map(owned).collect())
-}
-
-fn base_url(url: &str) -> Result<String, Exit> {
-    match baton_daemon::http::base_url(url) {
-        Some(_) => Ok(url.trim_end_matches('/').to_owned()),
-        None => Err(Exit::usage(format!(
-            "{url:?} must look like http://127.0.0.1:8001"
-        ))),
-    }
 }
 
 fn transfer_config(json: &str, args: &VllmArgs) -> Result<TransferConfig, Exit> {

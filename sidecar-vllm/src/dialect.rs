@@ -4,9 +4,10 @@ use baton_proto::call::PrefillUsage;
 use baton_proto::json::{Edit, RawObject};
 use baton_proto::request::ClientRequest;
 use baton_proto::ticket::{Ticket, TransferMetadata};
-use baton_proto::{Error, ErrorKind, RequestId, Retry, Source, Stage};
+use baton_proto::{Error, RequestId};
 use baton_sidecar_core::engine::{HeldKv, Leg, Prefilled};
 pub use baton_sidecar_core::openai::{judge_answer, judge_event};
+use baton_sidecar_core::refusal::{bad_metadata, strange_prefill as strange};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -36,16 +37,8 @@ pub fn decode_body(
     ticket: &Ticket,
     leg: Leg<'_>,
 ) -> Result<String, Error> {
-    let metadata = std::str::from_utf8(ticket.metadata.as_bytes()).map_err(|_| {
-        let message = "the ticket's transfer metadata are not JSON";
-        Error::new(
-            ErrorKind::TicketRefused,
-            Source::Router,
-            Stage::Decode,
-            message,
-        )
-        .retry(Retry::Safe)
-    })?;
+    let metadata = std::str::from_utf8(ticket.metadata.as_bytes())
+        .map_err(|_| bad_metadata("they are not JSON"))?;
     let object = request.object();
     Ok(for_engine(object.edit().set(TRANSFER, metadata), &object, leg).finish())
 }
@@ -179,10 +172,6 @@ fn usable<'a>(
         ));
     }
     Ok((params, raw))
-}
-
-fn strange(why: &str) -> Error {
-    Error::new(ErrorKind::Protocol, Source::Engine, Stage::Prefill, why).retry(Retry::AfterCancel)
 }
 
 /// vLLM calls an answer `cmpl-` or `chatcmpl-` and the id that `X-Request-Id` gave to the request, and the KV that a

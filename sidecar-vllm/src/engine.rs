@@ -17,7 +17,9 @@ use baton_sidecar_core::engine::{
     Verdict,
 };
 use baton_sidecar_core::folder::PrivateFolder;
+use baton_sidecar_core::model_files::PromptFiles;
 use baton_sidecar_core::questions::bearer;
+use baton_sidecar_core::refusal::unusable;
 use baton_sidecar_core::view::Feed;
 use baton_transfer::{Agent, Kind};
 use http::HeaderValue;
@@ -83,7 +85,7 @@ struct Seen {
     /// Of which life.
     incarnation: Incarnation,
     /// What decides its prompts' tokens, and the digest of that.
-    files: Option<(Arc<ModelFiles>, String)>,
+    files: Option<PromptFiles>,
 }
 
 /// Prefill engines that this engine, in its present life, has handshaked with.
@@ -133,31 +135,13 @@ impl VllmEngine {
     }
 
     /// The files that decide the tokens of its prompts. They are read once in its life.
-    async fn files_of(
-        &self,
-        incarnation: &Incarnation,
-        models: &[Model],
-    ) -> Option<(Arc<ModelFiles>, String)> {
+    async fn files_of(&self, incarnation: &Incarnation, models: &[Model]) -> Option<PromptFiles> {
         if let Some(seen) = self.last().filter(|seen| seen.incarnation == *incarnation) {
             return seen.files.clone();
         }
         let base = models.iter().find(|model| model.parent.is_none());
         let root = base.and_then(|model| model.root.clone());
-        let prompts = self.prompts.clone();
-        let read = move || {
-            let files = prompts.read(root.as_deref())?;
-            let digest = files.digest();
-            Ok((files, digest))
-        };
-        let read = tokio::task::spawn_blocking(read).await;
-        match read.unwrap_or_else(|died| Err(died.to_string())) {
-            Ok(files) => Some(files),
-            Err(why) => {
-                let why: String = why;
-                tracing::warn!(%why, "routers cannot know the tokens of texts");
-                None
-            }
-        }
+        PromptFiles::find(Ok(self.prompts.clone()), root).await
     }
 
     fn last(&self) -> Option<Arc<Seen>> {
@@ -275,10 +259,6 @@ fn incompatible(why: &str) -> Error {
     Error::new(ErrorKind::Incompatible, Source::Engine, Stage::Decode, why).retry(Retry::Safe)
 }
 
-fn unusable(why: &str) -> Error {
-    Error::new(ErrorKind::Incompatible, Source::Engine, Stage::Fleet, why)
-}
-
 /// Which life of an engine without a connector: its process's start.
 fn start_of(page: &MetricsPage<'_>) -> Result<Incarnation, Error> {
     let start = page
@@ -361,12 +341,8 @@ impl Engine for VllmEngine {
         let blocks = info.capacity.first().map(|tier| tier.blocks);
         let events = self.event_sources(info.ranks).await;
         let files = self.files_of(&incarnation, &models).await;
-        if let Some((files, digest)) = &files {
-            info.tokenizer_digest = Some(digest.clone());
-            let template = files.chat_template.as_ref();
-            let digest =
-                |template: &String| blake3::hash(template.as_bytes()).to_hex()[..32].to_owned();
-            info.chat_template_digest = template.map(digest);
+        if let Some(files) = &files {
+            files.tell(&mut info);
         }
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(Seen {
             handshake,
@@ -446,7 +422,7 @@ impl Engine for VllmEngine {
 
     fn model_files(&self) -> Option<Arc<ModelFiles>> {
         let seen = self.last()?;
-        seen.files.as_ref().map(|(files, _)| Arc::clone(files))
+        seen.files.as_ref().map(PromptFiles::files)
     }
 
     async fn tokenize(&self, request: &str) -> Result<Vec<u32>, Error> {

@@ -43,20 +43,12 @@ impl EngineHttp {
 
     /// Its version.
     pub async fn version(&self) -> Result<String, Error> {
-        #[derive(Deserialize)]
-        struct Version {
-            version: String,
-        }
-        Ok(self.0.get_json::<Version>("/version").await?.version)
+        self.0.version().await
     }
 
     /// What it serves.
     pub async fn models(&self) -> Result<Vec<Model>, Error> {
-        #[derive(Deserialize)]
-        struct Models {
-            data: Vec<Model>,
-        }
-        Ok(self.0.get_json::<Models>("/v1/models").await?.data)
+        self.0.models().await
     }
 
     /// Where its KV events are to be had, by rank (0.32.0; older versions do not say).
@@ -83,13 +75,6 @@ impl EngineHttp {
 
     /// The tokens that it makes of a request.
     pub async fn tokens(&self, request: String) -> Result<Vec<u32>, Error> {
-        #[derive(Deserialize)]
-        struct Tokens {
-            tokens: Vec<u32>,
-        }
-        let answer = self.0.post("/tokenize", request).await?;
-        let tokens: Tokens = serde_json::from_slice(&answer)
-            .map_err(|error| strange("/tokenize", &error.to_string()))?;
-        Ok(tokens.tokens)
+        self.0.tokens("/tokenize", request).await
     }
 }

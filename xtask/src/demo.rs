@@ -19,11 +19,18 @@ const LOGS: &str = "demo";
 
 /// Builds what is needed, and shows it.
 pub(crate) fn run(args: &DemoArgs, missing: Missing) -> Result<()> {
-    if args.engine == DemoEngine::Emulated {
-        return emulated(args, missing);
+    let shown = match args.engine {
+        DemoEngine::Vllm => None,
+        DemoEngine::Emulated => Some("vllm"),
+        DemoEngine::Sglang => Some("sglang"),
+        DemoEngine::Trtllm => Some("trtllm"),
+        DemoEngine::Mixed => Some("mixed"),
+    };
+    if let Some(engines) = shown {
+        return emulated(args, engines, missing);
     }
     if args.requests.is_some() || args.seed.is_some() {
-        bail!("--requests and --seed are for --engine emulated");
+        bail!("--requests and --seed are for emulated engines");
     }
     if namespace::is_inside() {
         namespace::prepare()?;
@@ -36,12 +43,12 @@ pub(crate) fn run(args: &DemoArgs, missing: Missing) -> Result<()> {
 }
 
 /// Becomes the demo, so that a Ctrl-C reaches it and nobody else.
-fn emulated(args: &DemoArgs, missing: Missing) -> Result<()> {
+fn emulated(args: &DemoArgs, engines: &str, missing: Missing) -> Result<()> {
     system::ensure_present(&system::BUILD, missing)?;
     workspace::build_release()?;
     let logs = workspace::logs_directory(args.keep_logs.as_deref(), LOGS)?;
     let mut command = Command::new(workspace::release_binary(EMULATED));
-    command.arg("--logs").arg(logs);
+    command.args(["--engines", engines, "--logs"]).arg(logs);
     let requests = args.requests.map(|requests| requests.to_string());
     let seed = args.seed.map(|seed| seed.to_string());
     for (flag, value) in [("--requests", requests), ("--seed", seed)] {

@@ -113,6 +113,12 @@ enum DemoEngine {
     Emulated,
     /// vLLM itself on the CPU, KV over NIXL.
     Vllm,
+    /// Emulated SGLang.
+    Sglang,
+    /// Emulated TensorRT-LLM, which is made from its sources alone.
+    Trtllm,
+    /// Emulated engines of all three kinds behind one router.
+    Mixed,
 }
 
 /// What `demo` is asked for.

@@ -12,9 +12,9 @@ use baton_integration::bench::figure::Event;
 use baton_integration::bench::load::Amount;
 use baton_integration::bench::overhead::{self, Extent, Plan};
 use baton_integration::bench::row;
-use baton_integration::faults::{self, Sabotage};
+use baton_integration::faults::{self, Engines, Sabotage};
 use baton_integration::routing::{choice, matrix, summary};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use serde::Serialize;
 
 /// Loads running processes and prints what it saw, one JSON object a line.
@@ -85,6 +85,9 @@ enum Bench {
     },
     /// Thousands of split requests while everything fails.
     Faults {
+        /// Whom faults befall.
+        #[arg(long, value_enum, default_value_t)]
+        engine: Engines,
         /// Requests.
         #[arg(long, default_value_t = 20_000)]
         requests: usize,
@@ -124,6 +127,7 @@ fn run(args: &Args) -> Result<()> {
             only,
         } => (plan, rounds, seconds, warm_up_seconds, requests, only),
         Bench::Faults {
+            engine,
             requests,
             seed,
             sabotaged_requests,
@@ -131,6 +135,7 @@ fn run(args: &Args) -> Result<()> {
             schedule,
         } => {
             let extent = |requests, sabotage| faults::Extent {
+                engines: *engine,
                 requests,
                 seed: *seed,
                 sabotage,
@@ -141,8 +146,10 @@ fn run(args: &Args) -> Result<()> {
             }
             let ones = match sabotage {
                 Some(one) => std::slice::from_ref(one),
-                None => Sabotage::value_variants(),
+                None => engine.protections(),
             };
+            let known = ones.iter().all(|one| engine.protections().contains(one));
+            ensure!(known, "engines of this kind have no such protection");
             let ones = ones
                 .iter()
                 .map(|one| extent(*sabotaged_requests, Some(*one)));
@@ -250,8 +257,8 @@ fn survive(extent: &faults::Extent) -> Result<()> {
     for told in tally.told() {
         eprintln!("{told}");
     }
-    let failures = tally.failures();
-    for figure in &tally.figures() {
+    let failures = tally.failures(extent.engines);
+    for figure in &tally.figures(extent.engines) {
         print(&Event::Figure(figure));
     }
     ensure!(failures.is_empty(), "{}", failures.join(", "));
@@ -264,7 +271,7 @@ fn sabotaged(extents: &[faults::Extent]) -> Result<()> {
     for extent in extents {
         let sabotage = extent.sabotage.context("something is switched off")?;
         let tally = befall(extent, &format!("without {}", sabotage.word()))?;
-        let figure = faults::figure_of(sabotage, &tally);
+        let figure = faults::figure_of(extent.engines, sabotage, &tally);
         if figure.value == 0.0 {
             blind.push(figure.name.clone());
         }

@@ -4,15 +4,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use baton_integration::demo::engine::Engines;
 use baton_integration::demo::{self, Options, process};
 use clap::{Parser, Subcommand};
 
 /// Baton at work: emulated engines with sidecars, a router, a mixed load, a worker that dies.
 ///
-/// Expects baton-router, baton-sidecar-vllm and baton-emulated-vllm beside itself. Ctrl-C ends everything.
+/// Expects baton-router and the sidecars and emulated engines of the kind beside itself. Ctrl-C ends everything.
 #[derive(Debug, Parser)]
 #[command(name = "baton-demo", args_conflicts_with_subcommands = true)]
 struct Args {
+    /// Which engines.
+    #[arg(long, value_enum, default_value_t)]
+    engines: Engines,
     /// Requests of each of the three runs.
     #[arg(long, value_name = "N", default_value_t = 180, value_parser = clap::value_parser!(u32).range(20..=10_000))]
     requests: u32,
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
 async fn demonstrate(args: &Args) -> Result<ExitCode> {
     let stop = baton_daemon::signal::stop_token().context("signals cannot be handled")?;
     let options = Options {
+        engines: args.engines,
         requests: usize::try_from(args.requests)?,
         seed: args.seed,
         logs: args.logs.clone(),

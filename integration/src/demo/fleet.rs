@@ -14,34 +14,15 @@ use baton_proto::call::path::DRAIN;
 use http::header::AUTHORIZATION;
 use http::{Method, Request};
 use serde::Deserialize;
-use serde_json::json;
 use tokio::time::{Instant, sleep};
 
+use super::engine::{self, Commands, Engines, Place};
 use super::pages::Pages;
 use super::process::Process;
 use crate::ports;
 
 /// The model that all engines serve.
 pub const MODEL: &str = "demo";
-
-/// Flags of every engine. KV is a thirtieth of a real model's, for it is really moved and really held.
-const ENGINE: &[&str] = &[
-    "--model",
-    MODEL,
-    "--block-size",
-    "16",
-    "--num-gpu-blocks-override",
-    "4096",
-    "--max-model-len",
-    "8192",
-    "--max-num-batched-tokens",
-    "2048",
-    "--enable-prompt-tokens-details",
-    "--emulate-speed",
-    "fast",
-    "--emulate-kv-bytes-per-token",
-    "4096",
-];
 
 /// Longest time for anything of a fleet to happen. A drain waits for held KV, whose lease is half a minute.
 const BOUND: Duration = Duration::from_secs(60);
@@ -61,24 +42,13 @@ pub enum Role {
 }
 
 impl Role {
+    /// How workers of it are called.
     fn word(self) -> &'static str {
         match self {
             Self::Prefill => "prefill",
             Self::Decode => "decode",
             Self::Aggregated => "aggregated",
         }
-    }
-
-    fn kv_transfer_config(self) -> Option<String> {
-        let kv_role = match self {
-            Self::Prefill => "kv_producer",
-            Self::Decode => "kv_consumer",
-            Self::Aggregated => return None,
-        };
-        // A decode engine that meets an engine_id again believes it is the same process.
-        let config =
-            json!({"kv_connector": "NixlConnector", "kv_role": kv_role, "engine_id": hex_id()});
-        Some(config.to_string())
     }
 }
 
@@ -95,6 +65,7 @@ struct Worker {
 /// A router and its workers; dropping it kills them.
 #[derive(Debug)]
 pub struct Fleet {
+    engines: Engines,
     binaries: PathBuf,
     logs: PathBuf,
     token: String,
@@ -106,7 +77,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// Starts a router; `force` is its `--force`. Binaries are expected beside this program's own.
-    pub fn start(name: &str, force: &str, logs: &Path) -> Result<Self> {
+    pub fn start(name: &str, force: &str, engines: Engines, logs: &Path) -> Result<Self> {
         let this = std::env::current_exe().context("could not find this program's own file")?;
         let binaries = this.parent().unwrap_or(Path::new("."));
         let token = hex_id();
@@ -117,6 +88,7 @@ impl Fleet {
             .env("BATON_TOKEN", &token);
         let router = Process::start(&format!("router-{name}"), &command, logs)?;
         Ok(Self {
+            engines,
             binaries: binaries.to_owned(),
             logs: logs.to_owned(),
             token,
@@ -138,31 +110,25 @@ impl Fleet {
     /// Starts an engine and its sidecar; the worker's id.
     pub fn add(&mut self, role: Role, number: usize) -> Result<String> {
         let id = format!("{}-{number}", role.word());
-        let (http, side_channel, listen) = (ports::free(), ports::free(), ports::free());
-        let config = role.kv_transfer_config();
-        let connector = config
-            .iter()
-            .flat_map(|json| ["--kv-transfer-config", json]);
-        let mut engine = Command::new(self.binaries.join("baton-emulated-vllm"));
-        engine
-            .args(ENGINE)
-            .args(["--host", "127.0.0.1", "--port", &http.port().to_string()])
-            .args(connector.clone())
-            .env("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
-            .env(
-                "VLLM_NIXL_SIDE_CHANNEL_PORT",
-                side_channel.port().to_string(),
-            );
-        let mut sidecar = Command::new(self.binaries.join("baton-sidecar-vllm"));
+        let place = Place {
+            http: ports::free(),
+            meeting: ports::free(),
+            folder: self.logs.clone(),
+            id: id.clone(),
+        };
+        let listen = ports::free();
+        let kind = self.engines.kind(number);
+        let Commands {
+            engine,
+            mut sidecar,
+        } = engine::commands(kind, role, &place, &self.binaries)?;
         sidecar
             .args(["--worker-id", &id, "--listen", &listen.to_string()])
-            .args(["--router", &self.router_url, "--engine", &url(http)])
-            .args(["--side-channel", &side_channel.to_string()])
-            .args(connector)
+            .args(["--router", &self.router_url])
             .env("BATON_TOKEN", &self.token);
         self.workers.push(Worker {
             engine: Process::start(&format!("engine-{id}"), &engine, &self.logs)?,
-            engine_url: url(http),
+            engine_url: url(place.http),
             sidecar: Process::start(&format!("sidecar-{id}"), &sidecar, &self.logs)?,
             sidecar_url: url(listen),
             id: id.clone(),
@@ -215,9 +181,13 @@ impl Fleet {
         self.kill(id).await
     }
 
-    /// Metrics of all engines.
+    /// Metrics of all engines, if they are vLLM's: others have other names for less, and TensorRT-LLM tells them once only.
     pub async fn engine_pages(&self) -> Result<Pages> {
-        let urls = self.workers.iter().map(|worker| worker.engine_url.clone());
+        let told = self
+            .workers
+            .iter()
+            .filter(|_| self.engines == Engines::Vllm);
+        let urls = told.map(|worker| worker.engine_url.clone());
         Pages::read(&self.client, urls).await
     }
 

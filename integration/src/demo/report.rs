@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::answer::Answer;
+use super::engine::Engines;
 use super::figures::{answers, equal_texts, first_tokens, gaps, percentile};
 use super::table::Table;
 use super::why::{self, milliseconds};
@@ -22,15 +23,17 @@ impl Report {
     /// Of all runs.
     pub fn new(runs: &Runs) -> Self {
         let broken = broken(runs);
-        let sections = [
+        let each = runs.engines.of_each_role();
+        let latencies = format!(
+            "Latency in ms, prefill and decode apart ({each} + {each} engines) against aggregated ({} engines)",
+            2 * each
+        );
+        let sections: [(&str, String); 6] = [
             (
                 "Plans: the router predicts the time to the first token of every plan and takes the shortest (means)",
                 plans(runs),
             ),
-            (
-                "Latency in ms, prefill and decode apart (2 + 2 engines) against aggregated (4 engines)",
-                latency(runs),
-            ),
+            (&latencies, latency(runs)),
             ("KV moved from engine to engine", moved(runs)),
             ("Prompt tokens found in caches", caches(runs)),
             (
@@ -101,12 +104,21 @@ fn latency(runs: &Runs) -> String {
 
 fn moved(runs: &Runs) -> String {
     let run = &runs.apart;
-    let transfers = run.engines.sum("vllm:nixl_bytes_transferred_count", "");
-    let bytes = run.engines.sum("vllm:nixl_bytes_transferred_sum", "");
     let told: u64 = answers(&run.outcomes, None).map(Answer::kv_bytes).sum();
     let split = answers(&run.outcomes, None)
         .filter(|answer| answer.is_split())
         .count();
+    if runs.engines != Engines::Vllm {
+        return match told {
+            0 => format!("  for {split} split requests; these engines do not say how much\n"),
+            _ => format!(
+                "  {:.1} MiB were offered for {split} split requests, by engines that say how much\n",
+                count(told) / MIB
+            ),
+        };
+    }
+    let transfers = run.engines.sum("vllm:nixl_bytes_transferred_count", "");
+    let bytes = run.engines.sum("vllm:nixl_bytes_transferred_sum", "");
     format!(
         "  {:.1} MiB in {transfers:.0} transfers, of {:.1} MiB that were offered for {split} split requests: decode engines \
         had the rest in their caches\n",
@@ -118,14 +130,13 @@ fn moved(runs: &Runs) -> String {
 const MIB: f64 = 1024.0 * 1024.0;
 
 fn caches(runs: &Runs) -> String {
-    let mut table = Table::new([
-        "engines",
-        "prompt tokens",
-        "cached (usage of answers)",
-        "cached (engines)",
-        "pulled from others",
-        "computed",
-    ]);
+    let told = runs.engines == Engines::Vllm;
+    let mut head = vec!["engines", "prompt tokens", "cached (usage of answers)"];
+    if told {
+        head.extend(["cached (engines)", "pulled from others", "computed"]);
+    }
+    let shown = head.len() - 1;
+    let mut table = Table::new(head);
     for (name, run) in [("apart", &runs.apart), ("aggregated", &runs.aggregated)] {
         let sum = |tokens: fn(&Answer) -> u64| answers(&run.outcomes, None).map(tokens).sum();
         let source = |source: &str| {
@@ -139,6 +150,7 @@ fn caches(runs: &Runs) -> String {
             source("source=\"external_kv_transfer\""),
             source("source=\"local_compute\""),
         ];
+        let figures = figures[..shown].iter();
         let figures = figures.map(|tokens| format!("{tokens:.0}"));
         table.row(std::iter::once(name.to_owned()).chain(figures));
     }

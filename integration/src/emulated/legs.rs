@@ -207,7 +207,7 @@ impl<'a> Legs<'a> {
             biased;
             (index, heard) = heard => heard.map_or(Next::Dying, |heard| Next::Heard(index, heard)),
             () = scripted.life.death.dying.cancelled() => Next::Dying,
-            () = absence(connection, noticed, *started, *every) => Next::Gone,
+            () = absence(connection, scripted, noticed, *started, *every) => Next::Gone,
         }
     }
 
@@ -228,6 +228,7 @@ impl<'a> Legs<'a> {
 /// Resolves when it is noticed that the client has left.
 async fn absence(
     connection: &mut Connection,
+    scripted: &Scripted,
     noticed: &mut Option<Instant>,
     started: Instant,
     every: Duration,
@@ -241,5 +242,8 @@ async fn absence(
             *noticed.insert(started + every * looks)
         }
     };
-    tokio::time::sleep_until(at).await;
+    tokio::select! {
+        () = tokio::time::sleep_until(at) => {}
+        () = scripted.process.watches() => {}
+    }
 }

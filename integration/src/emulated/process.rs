@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use baton_transfer::Agent;
 use serde_json::Value;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::core::{Core, Mortal, Pending, Stats};
@@ -123,6 +124,8 @@ pub struct Process {
     rules: Mutex<Vec<Rule>>,
     seen: Mutex<Vec<Seen>>,
     pub(super) http_mode: Mutex<Http>,
+    /// Whether it looks all the time whether clients are still there.
+    watches: watch::Sender<bool>,
     died_of: Mutex<Vec<String>>,
 }
 
@@ -137,6 +140,7 @@ impl Process {
             rules: Mutex::default(),
             seen: Mutex::default(),
             http_mode: Mutex::default(),
+            watches: watch::Sender::default(),
             died_of: Mutex::default(),
         })
     }
@@ -149,6 +153,18 @@ impl Process {
         .await;
         tokio::spawn(server::serve(api, Arc::clone(&life), listener));
         *self.running.lock().unwrap() = Some(life);
+    }
+
+    /// It looks all the time whether clients are still there, or again as often as its engine does; vLLM always does.
+    pub fn watch_connections(&self, watches: bool) {
+        self.watches.send_replace(watches);
+    }
+
+    /// Resolves while it looks all the time.
+    pub(super) async fn watches(&self) {
+        let mut watches = self.watches.subscribe();
+        // Fails only if the sender is gone, which is part of `self`.
+        let _ = watches.wait_for(|watches| *watches).await;
     }
 
     /// Ends the process as a SIGKILL does: every connection is reset, every port is free.

@@ -187,6 +187,11 @@ impl Rooms {
         })
     }
 
+    /// Whether either leg is there.
+    pub(super) fn is_open(&self, room: u64) -> bool {
+        self.open.lock().unwrap().contains_key(&room)
+    }
+
     fn is_entered(&self, room: u64) -> bool {
         let open = self.open.lock().unwrap();
         open.get(&room).is_some_and(|room| room.waits.is_none())

@@ -138,11 +138,16 @@ impl Tokenizer {
 
     /// A chat as the model's template renders it, up to where the answer begins; `None` if it is none.
     pub fn render_chat(&self, messages: &Value) -> Option<String> {
+        self.render_messages(messages, true)
+    }
+
+    /// The same, up to the end of its last message unless an answer is to follow.
+    pub fn render_messages(&self, messages: &Value, answer_follows: bool) -> Option<String> {
         let chats = match self {
             Self::Builtin => Chats::Marked,
             Self::Model(model) => model.chats,
         };
-        written(messages, chats, true)
+        written(messages, chats, answer_follows)
     }
 
     /// The token that ends a sequence.

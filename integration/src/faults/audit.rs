@@ -56,7 +56,7 @@ pub async fn lift(stand: &Stand) {
 /// What engines were asked is counted, and forgotten by them.
 pub fn forget_requests(stand: &Stand, tally: &mut Tally) {
     for worker in stand.workers() {
-        tally.reached(&worker.engine().take_seen());
+        tally.reached(worker.subject(), &worker.engine().take_seen());
     }
 }
 
@@ -96,8 +96,10 @@ fn engine_is_empty(worker: &Worker, tally: &mut Tally) {
     let told: usize = held.iter().map(|(_, blocks)| blocks).sum();
     // Held KV may share blocks, so that fewer are in use than are told of; of a request that still runs all are in use.
     let lost = blocks.saturating_sub(told);
+    let works = usize::try_from(works).unwrap_or_default();
     if lost > 0 || works > 0 {
-        tally.leaked_blocks += lost;
+        // A request that still waits will have a block at least.
+        tally.leaked_blocks += lost.max(works);
         let seen = engine.seen();
         let running = seen.iter().filter(|seen| seen.fate() == Fate::Running);
         let ids: Vec<&str> = running
@@ -147,7 +149,8 @@ fn still_open(whose: &str, open: &[(&str, i64)], tally: &mut Tally) {
 
 /// What a router that is certain knows is what the engine holds.
 async fn view_is_right(number: usize, router: &RouterSeat, worker: &Worker, tally: &mut Tally) {
-    let held = kv_scene::held(worker.engine(), 0);
+    let engine = worker.engine();
+    let held = kv_scene::held_by(engine, engine.block_size(), 0);
     let digest: BlockSetDigest = held.iter().copied().collect();
     let holds = (held.len() as u64, digest.value());
     let right = becomes(CONVERGES, || async {

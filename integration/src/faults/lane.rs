@@ -30,6 +30,9 @@ const FILLS: Duration = Duration::from_secs(10);
 /// Between two looks.
 const GLANCE: Duration = Duration::from_millis(20);
 
+/// Between two orders to drop everything.
+const ORDERS: Duration = Duration::from_millis(4);
+
 /// After how many requests the first of these faults begins.
 pub fn first_due(faults: &[Fault]) -> usize {
     faults.first().map_or(usize::MAX, |fault| fault.after)
@@ -60,22 +63,15 @@ pub async fn run(
         tracing::info!(?lane, %fault, "a fault begins");
         match lane {
             Lane::Prefill => befall(&stand.prefill[fault.target], fault, over).await,
-            Lane::Decode => {
-                let worker = &stand.decode[fault.target];
-                if fault.kind == Kind::Swap {
-                    swap(stand, worker, fault, has_begun, over).await;
-                } else {
-                    befall(worker, fault, over).await;
-                }
+            Lane::Decode if fault.kind == Kind::Swap => {
+                swap(stand, &stand.decode[fault.target], fault, has_begun, over).await;
             }
+            Lane::Decode => befall(&stand.decode[fault.target], fault, over).await,
             Lane::Router => stop_router(stand, fault).await,
             Lane::Events => lose_events(stand, fault).await,
         }
         tracing::info!(?lane, %fault, "a fault has ended");
         happened += 1;
-        if lane != Lane::Events {
-            let _ = over.run_until_cancelled(sleep(BREATH)).await;
-        }
     }
     happened
 }
@@ -95,6 +91,7 @@ async fn stop_router(stand: &Stand, fault: &Fault) {
     }
     sleep(fault.lasts).await;
     router.start().await;
+    sleep(BREATH).await;
 }
 
 /// Nobody waits for the end of a fault that nobody can see.
@@ -102,7 +99,20 @@ async fn last(fault: &Fault, over: &CancellationToken) {
     let _ = over.run_until_cancelled(sleep(fault.lasts)).await;
 }
 
+/// Where nobody can tell the engine that a leg is over, it has to find out for itself that its connection is closed; elsewhere
+/// it is to be told.
 async fn befall(worker: &Worker, fault: &Fault, over: &CancellationToken) {
+    let cut_off = matches!(
+        fault.kind,
+        Kind::KillSidecar | Kind::MuteEngine | Kind::CutEngine | Kind::PauseEngine
+    );
+    worker.engine().watch_connections(cut_off);
+    befall_worker(worker, fault, over).await;
+    let _ = over.run_until_cancelled(sleep(BREATH)).await;
+    worker.engine().watch_connections(false);
+}
+
+async fn befall_worker(worker: &Worker, fault: &Fault, over: &CancellationToken) {
     match fault.kind {
         Kind::KillEngine { same_id } => {
             worker.kill_engine().await;
@@ -147,6 +157,7 @@ async fn befall(worker: &Worker, fault: &Fault, over: &CancellationToken) {
             last(fault, over).await;
             worker.start_sidecar().await;
         }
+        Kind::AbortAll => abort_all(worker, fault.lasts, over).await,
         Kind::KillRouter | Kind::StopRouter | Kind::LoseEvents | Kind::Swap => {
             unreachable!("they befall more than a worker")
         }
@@ -169,6 +180,17 @@ fn stop(worker: &Worker, stopped: bool) {
     worker
         .back()
         .set(if stopped { Way::Stalled } else { Way::Through });
+}
+
+async fn abort_all(worker: &Worker, lasts: Duration, over: &CancellationToken) {
+    let aborting = async {
+        loop {
+            worker.abort_all().await;
+            sleep(ORDERS).await;
+        }
+    };
+    let bounded = tokio::time::timeout(lasts, aborting);
+    let _ = over.run_until_cancelled(bounded).await;
 }
 
 async fn slow(worker: &Worker, lasts: Duration, over: &CancellationToken) {
@@ -213,6 +235,7 @@ async fn swap(
         prefill.boot(EngineId::Same).await;
     }
     decode.engine().freeze(false);
+    let _ = over.run_until_cancelled(sleep(BREATH)).await;
 }
 
 /// Waits until something holds, but not for long, and not when nobody asks any more.
@@ -243,9 +266,8 @@ fn holder<'a>(stand: &'a Stand, decode: &Worker, since: usize) -> Option<&'a Wor
         .filter(|seen| seen.leg == Leg::Decode && seen.fate() == Fate::Running)
         .collect();
     let held_by = |worker: &Worker| {
-        let id = worker.engine().running_engine_id();
-        let id = id.map(|id| format!("\"{id}\""));
-        let holds = |seen: &&Seen| id.as_ref().is_some_and(|id| seen.body.contains(id));
+        let mark = worker.subject().mark(worker.engine());
+        let holds = |seen: &&Seen| mark.as_ref().is_some_and(|mark| seen.body.contains(mark));
         waiting.iter().filter(holds).count()
     };
     let counted = stand.prefill.iter().map(|worker| (held_by(worker), worker));

@@ -1,8 +1,12 @@
-//! A man in the middle who understands HTTP: he repeats what should be said once, or answers what he should have asked.
+//! A man in the middle who understands HTTP: he repeats what should be said once, answers what he should have asked, or says
+//! something else than he heard ([`forge`]).
 //!
 //! It takes requests apart as far as it must: a head, and a body of known length. On one connection one request follows
 //! the other, as Baton's processes send them.
 
+mod forge;
+
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,10 +28,37 @@ const LISTENS: Duration = Duration::from_secs(15);
 pub enum Lie {
     /// A router's decode call comes twice at the sidecar.
     RepeatsDecodeCalls,
-    /// A sidecar's decode leg comes twice at the engine: nobody is left who would refuse it.
-    RepeatsDecodeLegs,
+    /// A sidecar's leg that brings KV, which has this in its body, comes twice at the engine: nobody is left who would refuse
+    /// it.
+    RepeatsLegsWith(&'static str),
     /// Every handoff is said to be settled, and the sidecar is not asked.
     SettlesUnasked,
+    /// A leg is said to be aborted, and the engine is not asked.
+    KeepsAborts,
+    /// All legs are of a few rooms.
+    ReusesRooms,
+    /// An answer that was aborted is said to have ended by itself.
+    HidesAborts,
+}
+
+impl Lie {
+    /// What is answered to a request that its receiver never sees.
+    fn answer(self, request: &[u8]) -> Option<&'static [u8]> {
+        match self {
+            Self::SettlesUnasked if is_settle(request) => Some(SETTLED),
+            Self::KeepsAborts if request.starts_with(b"POST /abort_request ") => Some(ABORTED),
+            _ => None,
+        }
+    }
+
+    /// Whether this may be said twice.
+    fn may_repeat(self, request: &[u8]) -> bool {
+        match self {
+            Self::RepeatsDecodeCalls => request.starts_with(b"POST /baton/v1/decode "),
+            Self::RepeatsLegsWith(mark) => brings_kv(request, mark),
+            _ => false,
+        }
+    }
 }
 
 /// The man in the middle.
@@ -117,15 +148,19 @@ impl Teller {
         let mut ahead = Vec::new();
         loop {
             let request = next(&mut from, &mut ahead).await?;
-            if self.lie == Lie::SettlesUnasked && is_settle(&request) {
+            if let Some(answer) = self.lie.answer(&request) {
                 self.told.fetch_add(1, Ordering::Relaxed);
-                back.lock().await.write_all(SETTLED).await.ok()?;
+                back.lock().await.write_all(answer).await.ok()?;
                 continue;
             }
             if self.is_to_be_repeated(&request) {
                 *repetition.lock().unwrap() = Some(request.clone());
             }
-            to.write_all(&request).await.ok()?;
+            let said = match self.lie {
+                Lie::ReusesRooms => self.forged(&request, forge::few_rooms),
+                _ => Cow::Borrowed(&request[..]),
+            };
+            to.write_all(&said).await.ok()?;
         }
     }
 
@@ -143,22 +178,37 @@ impl Teller {
                 self.told.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(repeat(self.upstream, request));
             }
-            to.lock().await.write_all(&buffer[..read]).await.ok()?;
+            let said = match self.lie {
+                Lie::HidesAborts => self.forged(&buffer[..read], forge::ended_by_itself),
+                _ => Cow::Borrowed(&buffer[..read]),
+            };
+            to.lock().await.write_all(&said).await.ok()?;
         }
     }
 
-    fn is_to_be_repeated(&self, request: &[u8]) -> bool {
-        let fits = match self.lie {
-            Lie::RepeatsDecodeCalls => request.starts_with(b"POST /baton/v1/decode "),
-            Lie::RepeatsDecodeLegs => brings_kv(request),
-            Lie::SettlesUnasked => false,
+    /// Something else of the same length, if there is anything to lie about.
+    fn forged<'a>(
+        &self,
+        said: &'a [u8],
+        forge: impl Fn(&[u8]) -> Option<Vec<u8>>,
+    ) -> Cow<'a, [u8]> {
+        let Some(forged) = forge(said) else {
+            return Cow::Borrowed(said);
         };
-        fits && self.chances.fetch_add(1, Ordering::Relaxed) % EVERY == EVERY - 1
+        self.told.fetch_add(1, Ordering::Relaxed);
+        Cow::Owned(forged)
+    }
+
+    fn is_to_be_repeated(&self, request: &[u8]) -> bool {
+        self.lie.may_repeat(request)
+            && self.chances.fetch_add(1, Ordering::Relaxed) % EVERY == EVERY - 1
     }
 }
 
 const SETTLED: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+
+const ABORTED: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
 fn is_settle(request: &[u8]) -> bool {
     let line = request.split(|byte| *byte == b'\r').next();
@@ -169,9 +219,8 @@ fn is_settle(request: &[u8]) -> bool {
             .any(|verb| memchr::memmem::find(line, verb).is_some())
 }
 
-fn brings_kv(request: &[u8]) -> bool {
-    request.starts_with(b"POST /v1/")
-        && memchr::memmem::find(request, br#""do_remote_prefill":true"#).is_some()
+fn brings_kv(request: &[u8], mark: &str) -> bool {
+    request.starts_with(b"POST /v1/") && memchr::memmem::find(request, mark.as_bytes()).is_some()
 }
 
 async fn repeat(upstream: SocketAddr, request: Vec<u8>) {
@@ -224,10 +273,14 @@ mod tests {
         assert!(!is_settle(
             b"POST /baton/v1/tickets/ab/release HTTP/1.1\r\n\r\n"
         ));
-        assert!(brings_kv(
-            b"POST /v1/completions HTTP/1.1\r\n\r\n{\"do_remote_prefill\":true}"
-        ));
-        assert!(!brings_kv(b"POST /v1/completions HTTP/1.1\r\n\r\n{}"));
+        let leg = Lie::RepeatsLegsWith("\"do_remote_prefill\":true");
+        assert!(
+            leg.may_repeat(b"POST /v1/completions HTTP/1.1\r\n\r\n{\"do_remote_prefill\":true}")
+        );
+        assert!(!leg.may_repeat(b"POST /v1/completions HTTP/1.1\r\n\r\n{}"));
+        let abort = b"POST /abort_request HTTP/1.1\r\n\r\n{}";
+        assert_eq!(Lie::KeepsAborts.answer(abort), Some(ABORTED));
+        assert_eq!(Lie::SettlesUnasked.answer(abort), None);
         assert_eq!(length(b"GET / HTTP/1.1\r\n\r\n"), Some(0));
         assert_eq!(
             length(b"POST / HTTP/1.1\r\nContent-Length: 7\r\n\r\n"),

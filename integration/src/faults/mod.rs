@@ -1,7 +1,7 @@
 //! `cargo xtask bench faults`: thousands of split requests while everything fails, and what must never come of it.
 //!
-//! A fleet in one process ([`stand`]): routers, and prefill and decode workers around emulated engines, whose tokens are
-//! made of the KV that they hold, so that the right answer of every request is known without asking anybody ([`ask`]). A
+//! A fleet in one process ([`stand`]): routers, and prefill and decode workers around emulated engines of one kind or several
+//! ([`subject`]), whose tokens are made of the KV that they hold, so that the right answer of every request is known without asking anybody ([`ask`]). A
 //! seeded [`schedule`] of faults befalls it ([`lane`]) while clients ask ([`visit`]) and judge every byte they get
 //! ([`verdict`]). Between phases all faults are lifted, and after some seconds of quiet nothing may be left over
 //! ([`audit`]).
@@ -16,6 +16,7 @@ pub mod liar;
 pub mod schedule;
 pub mod seat;
 pub mod stand;
+pub mod subject;
 pub mod tally;
 pub mod verdict;
 pub mod visit;
@@ -32,6 +33,7 @@ use self::ask::Ask;
 use self::schedule::Phase;
 pub use self::stand::Sabotage;
 use self::stand::Stand;
+pub use self::subject::Engines;
 use self::tally::Tally;
 use crate::bench::figure::Figure;
 
@@ -47,6 +49,8 @@ const LIES_AMONG: usize = 200;
 /// How much is asked, and which faults befall.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
+    /// Whom they befall.
+    pub engines: Engines,
     /// Requests.
     pub requests: usize,
     /// Of requests and faults.
@@ -62,7 +66,8 @@ impl Extent {
         (0..whole)
             .map(|number| {
                 let requests = PHASE.min(self.requests - number * PHASE);
-                (requests, schedule::phase(self.seed, number, requests))
+                let faults = schedule::phase(self.engines, self.seed, number, requests);
+                (requests, faults)
             })
             .collect()
     }
@@ -73,7 +78,7 @@ impl Sabotage {
     pub fn raises(self, tally: &Tally) -> usize {
         match self {
             Self::Fence => tally.double_use,
-            Self::Settle => tally.wrong,
+            Self::Settle | Self::Rooms | Self::Verdict => tally.wrong,
             Self::Release => tally.leaked_blocks,
             Self::Gap => tally.view_wrong,
         }
@@ -91,6 +96,8 @@ impl Sabotage {
             Self::Settle => "settle",
             Self::Release => "release",
             Self::Gap => "gap",
+            Self::Rooms => "rooms",
+            Self::Verdict => "verdict",
         }
     }
 }
@@ -104,7 +111,7 @@ pub fn run(extent: &Extent, progress: impl Fn(usize) + Send + Sync + 'static) ->
 }
 
 async fn run_all(extent: Extent, progress: Arc<dyn Fn(usize) + Send + Sync>) -> Result<Tally> {
-    let stand = Arc::new(Stand::start(extent.sabotage).await);
+    let stand = Arc::new(Stand::start(extent.engines, extent.sabotage).await);
     let tally = Arc::new(Mutex::new(Tally::default()));
     audit::all_are_back(&stand, &mut Tally::default()).await;
     let mut first = 0;
@@ -214,7 +221,7 @@ async fn ask_on(load: Arc<Load>, turn: Arc<Turn>) {
 }
 
 /// What a sabotaged run shows: how often its counter rose.
-pub fn figure_of(sabotage: Sabotage, tally: &Tally) -> Figure {
+pub fn figure_of(engines: Engines, sabotage: Sabotage, tally: &Tally) -> Figure {
     let name = format!("seen_without_{}", sabotage.word());
-    tally::count(&name, sabotage.raises(tally))
+    tally::count(engines, &name, sabotage.raises(tally))
 }

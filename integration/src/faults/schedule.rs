@@ -12,8 +12,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-/// Workers of each role.
-pub const WORKERS: usize = 3;
+use super::subject::Engines;
 
 /// Routers.
 pub const ROUTERS: usize = 2;
@@ -68,6 +67,8 @@ pub enum Kind {
     /// A decode engine is new and stands still, with handoffs on their way to it, while the prefill engine that holds most
     /// of them restarts under its old `engine_id`.
     Swap,
+    /// Somebody has the engine drop all that it works on, again and again.
+    AbortAll,
     /// The router is killed and started again.
     KillRouter,
     /// The router is stopped by SIGTERM and started again.
@@ -115,25 +116,26 @@ impl Lane {
         }
     }
 
-    fn targets(self) -> usize {
+    fn targets(self, engines: Engines) -> usize {
+        let workers = engines.cast().len();
         match self {
-            Self::Prefill | Self::Decode => WORKERS,
+            Self::Prefill | Self::Decode => workers,
             Self::Router => ROUTERS,
-            Self::Events => 2 * WORKERS,
+            Self::Events => 2 * workers,
         }
     }
 }
 
-/// The faults of a phase of so many requests.
-pub fn phase(seed: u64, number: usize, requests: usize) -> Phase {
+/// The faults of a phase of so many requests to these engines.
+pub fn phase(engines: Engines, seed: u64, number: usize, requests: usize) -> Phase {
     Lane::ALL.map(|lane| {
         let mixed = seed.wrapping_mul(1_000_003) ^ ((number * 8 + lane as usize) as u64);
         let mut random = StdRng::seed_from_u64(mixed);
-        (lane, faults(lane, requests, &mut random))
+        (lane, faults(engines, lane, requests, &mut random))
     })
 }
 
-fn faults(lane: Lane, requests: usize, random: &mut StdRng) -> Vec<Fault> {
+fn faults(engines: Engines, lane: Lane, requests: usize, random: &mut StdRng) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut deck = Vec::new();
     let rarer = match lane {
@@ -149,21 +151,23 @@ fn faults(lane: Lane, requests: usize, random: &mut StdRng) -> Vec<Fault> {
             deck.shuffle(random);
             if lane == Lane::Decode {
                 // The rarest of what a run must have seen: early, and once more.
-                deck.insert(deck.len() / 2, Kind::Swap);
-                deck.push(Kind::Swap);
+                for rare in engines.rare() {
+                    deck.insert(deck.len() / 2, rare);
+                    deck.push(rare);
+                }
             }
         }
         let kind = deck.pop().expect("it was filled");
         faults.push(Fault {
             after,
-            target: random.random_range(0..lane.targets()),
+            target: random.random_range(0..lane.targets(engines)),
             kind,
             lasts: Duration::from_millis(milliseconds(kind, random)),
         });
         after += rarer * random.random_range(SPACING);
     }
     if lane == Lane::Events {
-        faults.extend((0..lane.targets()).map(|target| Fault {
+        faults.extend((0..lane.targets(engines)).map(|target| Fault {
             after: loss,
             target,
             kind: Kind::LoseEvents,
@@ -179,6 +183,7 @@ fn milliseconds(kind: Kind, random: &mut StdRng) -> u64 {
     match kind {
         Kind::CutSidecar | Kind::CutEngine => 50,
         Kind::LoseEvents => 0,
+        Kind::AbortAll => random.random_range(50..300),
         Kind::DrainWorker | Kind::StopRouter | Kind::KillRouter => random.random_range(20..300),
         Kind::Swap => random.random_range(100..400),
         Kind::KillEngine { .. } | Kind::KillSidecar | Kind::SlowEngine => {
@@ -207,25 +212,29 @@ mod tests {
 
     use super::*;
 
+    const ALL: [Engines; 3] = [Engines::Vllm, Engines::Sglang, Engines::Mixed];
+
     #[test]
     fn a_schedule_is_a_function_of_its_seed() {
-        assert_eq!(phase(3, 1, 900), phase(3, 1, 900));
-        assert_ne!(phase(3, 1, 900), phase(3, 2, 900));
-        assert_ne!(phase(3, 1, 900), phase(4, 1, 900));
+        for engines in ALL {
+            assert_eq!(phase(engines, 3, 1, 900), phase(engines, 3, 1, 900));
+            assert_ne!(phase(engines, 3, 1, 900), phase(engines, 3, 2, 900));
+            assert_ne!(phase(engines, 3, 1, 900), phase(engines, 4, 1, 900));
+        }
     }
 
     #[test]
     fn every_kind_comes_in_a_phase_of_usual_length() {
-        for (lane, faults) in phase(1, 0, 2500) {
-            let came: BTreeSet<String> = faults
-                .iter()
-                .map(|fault| format!("{:?}", fault.kind))
-                .collect();
-            let all: BTreeSet<String> =
-                lane.deck().iter().map(|kind| format!("{kind:?}")).collect();
-            assert!(came.is_superset(&all), "{lane:?}: {came:?}");
-            assert_eq!(came.contains("Swap"), lane == Lane::Decode);
-            assert!(faults.is_sorted_by_key(|fault| fault.after));
+        for engines in ALL {
+            for (lane, faults) in phase(engines, 1, 0, 2500) {
+                let name = |kind: &Kind| format!("{kind:?}");
+                let came: BTreeSet<String> = faults.iter().map(|fault| name(&fault.kind)).collect();
+                let rare = engines.rare().into_iter().filter(|_| lane == Lane::Decode);
+                let all: BTreeSet<String> = lane.deck().iter().map(name).collect();
+                let all: BTreeSet<String> = rare.map(|kind| name(&kind)).chain(all).collect();
+                assert_eq!(came, all, "{engines:?}, {lane:?}");
+                assert!(faults.is_sorted_by_key(|fault| fault.after));
+            }
         }
     }
 }

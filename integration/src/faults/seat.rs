@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
-use super::schedule::WORKERS;
 use crate::fleet::{Daemon, TOKEN, is_free, listens};
 use crate::{client, ports};
 
@@ -26,6 +25,8 @@ const GLANCE: Duration = Duration::from_millis(20);
 /// A router's place.
 pub struct RouterSeat {
     address: SocketAddr,
+    /// Workers of each role.
+    workers: usize,
     daemon: Mutex<Option<Daemon>>,
     up: AtomicBool,
     kills: AtomicU64,
@@ -33,9 +34,10 @@ pub struct RouterSeat {
 
 impl RouterSeat {
     /// Nobody is there yet.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(workers: usize) -> Self {
         Self {
             address: ports::free(),
+            workers,
             daemon: Mutex::default(),
             up: AtomicBool::new(false),
             kills: AtomicU64::new(0),
@@ -83,7 +85,7 @@ impl RouterSeat {
 
     /// Waits until most workers have joined it.
     async fn is_ready(&self) {
-        let most = (2 * WORKERS - 2) as u64;
+        let most = (2 * self.workers - 2) as u64;
         loop {
             let answer = client::call(self.address, "GET", "/readyz", &[], "").await;
             if answer.json()["workers_ready"].as_u64() >= Some(most) {

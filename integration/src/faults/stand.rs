@@ -8,33 +8,22 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use baton_sidecar_core::relay::vigil::BOOT;
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
-use super::liar::{Liar, Lie};
-use super::schedule::{ROUTERS, WORKERS};
+use super::liar::Liar;
+use super::schedule::ROUTERS;
 use super::seat::RouterSeat;
-use crate::emulated::speed::Speed;
-use crate::emulated::vllm::events::HashForm;
+use super::subject::{self, Engines, Place, Side, Subject};
+use crate::client;
+use crate::emulated::vllm::EngineId;
 use crate::emulated::vllm::publisher::EventFault;
-use crate::emulated::vllm::{Config, EmulatedVllm, EngineId, EventsConfig};
-use crate::fleet::{Daemon, TOKEN, is_free, listens};
+use crate::fleet::{Daemon, Emulated, Kind, TOKEN, is_free, listens};
 use crate::kv_scene::proxy::{Proxy, Way};
 use crate::ports;
 
-/// Blocks of an engine.
-const BLOCKS: u32 = 1024;
-
-/// An engine that takes milliseconds for a prompt and one for a token: long enough to be interrupted in.
-const SPEED: Speed = Speed {
-    step: 1.0e6,
-    prefill_token: 10.0e3,
-    attention_pair: 0.0,
-    decode_sequence: 20.0e3,
-    decode_context: 0.0,
-    jitter: 0.1,
-};
+/// Longest that an engine may take to answer somebody who is no sidecar.
+const ASKS: Duration = Duration::from_secs(1);
 
 /// One protection that is switched off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -47,13 +36,17 @@ pub enum Sabotage {
     Release,
     /// Lost KV events leave no gap in their numbers.
     Gap,
+    /// Rooms in which the two legs of a handoff meet come again and again.
+    Rooms,
+    /// An answer that was aborted is taken for a whole one.
+    Verdict,
 }
 
 /// An engine, its sidecar, and what stands between them and others.
 pub struct Worker {
     /// Its id.
     pub name: String,
-    engine: EmulatedVllm,
+    engine: Emulated,
     sidecar: SocketAddr,
     front: Proxy,
     back: Proxy,
@@ -79,16 +72,18 @@ pub struct Stand {
 
 impl Stand {
     /// Starts all of it.
-    pub async fn start(sabotage: Option<Sabotage>) -> Self {
+    pub async fn start(engines: Engines, sabotage: Option<Sabotage>) -> Self {
         crate::fleet::start_logs();
         crate::panics::watch();
-        let routers: Vec<RouterSeat> = (0..ROUTERS).map(|_| RouterSeat::new()).collect();
+        let cast = engines.cast();
+        let workers = cast.len();
+        let routers: Vec<RouterSeat> = (0..ROUTERS).map(|_| RouterSeat::new(workers)).collect();
         let addresses: Vec<SocketAddr> = routers.iter().map(RouterSeat::address).collect();
         let (mut prefill, mut decode) = (Vec::new(), Vec::new());
-        for number in 0..WORKERS {
-            let (p, d) = (format!("p{number}"), format!("d{number}"));
-            prefill.push(Worker::start(p, "kv_producer", &addresses, sabotage).await);
-            decode.push(Worker::start(d, "kv_consumer", &addresses, sabotage).await);
+        for (number, kind) in cast.iter().enumerate() {
+            let start = |name, side| Worker::start(name, *kind, side, &addresses, sabotage);
+            prefill.push(start(format!("p{number}"), Side::Prefill).await);
+            decode.push(start(format!("d{number}"), Side::Decode).await);
         }
         for router in &routers {
             router.start().await;
@@ -129,21 +124,23 @@ impl Stand {
 impl Worker {
     async fn start(
         name: String,
-        role: &str,
+        kind: Kind,
+        side: Side,
         routers: &[SocketAddr],
         sabotage: Option<Sabotage>,
     ) -> Self {
-        let engine = EmulatedVllm::new(config(role));
+        let subject = subject::of(kind);
+        let engine = Emulated::new(subject.config(side, sabotage));
         let sidecar = ports::free();
-        let is_prefill = role == "kv_producer";
-        let (before_sidecar, before_engine) = lies(is_prefill, sabotage);
         let (mut front_to, mut back_to, mut liar) = (sidecar, engine.address(), None);
-        if let Some(lie) = before_sidecar {
-            let stands = Liar::before(sidecar, lie).await;
-            (front_to, liar) = (stands.address(), Some(stands));
-        } else if let Some(lie) = before_engine {
-            let stands = Liar::before(engine.address(), lie).await;
-            (back_to, liar) = (stands.address(), Some(stands));
+        if let Some((place, lie)) = subject.lie(side, sabotage) {
+            let passes_on_to = match place {
+                Place::BeforeSidecar => &mut front_to,
+                Place::BeforeEngine => &mut back_to,
+            };
+            let stands = Liar::before(*passes_on_to, lie).await;
+            *passes_on_to = stands.address();
+            liar = Some(stands);
         }
         let worker = Self {
             name,
@@ -155,15 +152,20 @@ impl Worker {
             routers: routers.to_vec(),
             daemon: Mutex::default(),
             booting: Mutex::default(),
-            deaf: sabotage == Some(Sabotage::Release),
+            deaf: subject.is_deaf(sabotage),
         };
         worker.boot(EngineId::New).await;
         worker.start_sidecar().await;
         worker
     }
 
+    /// What is known of engines of its kind.
+    pub fn subject(&self) -> &'static dyn Subject {
+        subject::of(self.engine.kind())
+    }
+
     /// Its engine.
-    pub fn engine(&self) -> &EmulatedVllm {
+    pub fn engine(&self) -> &Emulated {
         &self.engine
     }
 
@@ -188,11 +190,11 @@ impl Worker {
         self.engine.kill().await;
     }
 
-    /// Starts the engine anew, after ending it if it runs. It takes as long as the fastest of real engines at least.
+    /// Starts the engine anew, after ending it if it runs.
     pub async fn boot(&self, id: EngineId) {
         let _alone = self.booting.lock().await;
         self.engine.kill().await;
-        sleep(BOOT + Duration::from_millis(500)).await;
+        sleep(self.subject().boot()).await;
         self.engine.restart(id).await;
         self.engine.deafen(self.deaf);
     }
@@ -239,7 +241,8 @@ impl Worker {
             return;
         }
         is_free(self.sidecar).await;
-        *daemon = Some(Daemon::sidecar(&self.name, self.command_line()));
+        let (kind, flags) = (self.engine.kind(), self.command_line());
+        *daemon = Some(Daemon::sidecar_of(kind, &self.name, flags));
         listens(self.sidecar).await;
     }
 
@@ -250,7 +253,8 @@ impl Worker {
             .map(|at| format!("http://{at}"))
             .collect();
         let own = format!(
-            "baton-sidecar-vllm --worker-id {} --listen {} --advertise http://{} --router {} --token {TOKEN} --drain-s 3",
+            "{} --worker-id {} --listen {} --advertise http://{} --router {} --token {TOKEN} --drain-s 3",
+            self.engine.kind().sidecar(),
             self.name,
             self.sidecar,
             self.front.address(),
@@ -278,6 +282,17 @@ impl Worker {
         }
     }
 
+    /// Somebody has the engine drop all that it works on.
+    pub async fn abort_all(&self) {
+        if self.engine.is_alive() {
+            let json = [("content-type", "application/json")];
+            let all = r#"{"abort_all":true}"#;
+            let address = self.engine.address();
+            let asked = client::call(address, "POST", "/abort_request", &json, all);
+            let _ = tokio::time::timeout(ASKS, asked).await;
+        }
+    }
+
     /// Nothing is wrong with it any more.
     pub async fn lift(&self) {
         self.revive().await;
@@ -288,34 +303,5 @@ impl Worker {
             proxy.set(Way::Through);
         }
         self.start_sidecar().await;
-    }
-}
-
-/// Who lies before the sidecar and who before the engine. Where nothing is switched off, decode calls are repeated
-/// before the fence.
-fn lies(is_prefill: bool, sabotage: Option<Sabotage>) -> (Option<Lie>, Option<Lie>) {
-    match (is_prefill, sabotage) {
-        (true, Some(Sabotage::Settle)) => (Some(Lie::SettlesUnasked), None),
-        (false, Some(Sabotage::Fence)) => (None, Some(Lie::RepeatsDecodeLegs)),
-        (false, _) => (Some(Lie::RepeatsDecodeCalls), None),
-        (true, _) => (None, None),
-    }
-}
-
-fn config(role: &str) -> Config {
-    Config {
-        events: Some(EventsConfig {
-            endpoint: format!("tcp://*:{}", ports::free().port()),
-            replay_endpoint: Some(format!("tcp://{}", ports::free())),
-            topic: String::new(),
-            buffer_steps: 1000,
-            hash_form: HashForm::Int,
-        }),
-        blocks: BLOCKS,
-        max_model_len: 2048,
-        speed: SPEED,
-        // As a sidecar launches it.
-        plain_ids: true,
-        ..Config::new(Some(role))
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
+use super::subject::{Engines, Subject};
 use super::verdict::End;
 use super::visit::Visit;
 use crate::bench::figure::{Figure, quantile, rounded};
@@ -85,24 +86,19 @@ impl Tally {
     }
 
     /// These requests reached an engine.
-    pub fn reached(&mut self, legs: &[Seen]) {
+    pub fn reached(&mut self, subject: &dyn Subject, legs: &[Seen]) {
         for seen in legs {
             match seen.leg {
                 Leg::Prefill => self.prefill_legs += 1,
                 Leg::Local => self.local_legs += 1,
-                Leg::Decode => self.decoded(seen),
+                Leg::Decode => self.decoded(&subject.handoff(&seen.json())),
             }
         }
     }
 
-    fn decoded(&mut self, seen: &Seen) {
+    fn decoded(&mut self, handoff: &str) {
         self.decode_legs += 1;
-        let params = seen.json()["kv_transfer_params"].take();
-        let handoff = format!(
-            "{}/{}",
-            params["remote_engine_id"], params["remote_request_id"]
-        );
-        let times = self.handoffs.entry(handoff.clone()).or_default();
+        let times = self.handoffs.entry(handoff.to_owned()).or_default();
         *times += 1;
         if *times > 1 {
             self.double_use += 1;
@@ -141,7 +137,7 @@ impl Tally {
     }
 
     /// What is wrong with the run, in words.
-    pub fn failures(&self) -> Vec<String> {
+    pub fn failures(&self, engines: Engines) -> Vec<String> {
         let zeros = [
             ("wrong", self.wrong),
             ("hung", self.hung),
@@ -155,7 +151,7 @@ impl Tally {
         ];
         let failed = zeros.iter().filter(|(_, count)| *count > 0);
         let mut failures: Vec<String> = failed
-            .map(|(name, count)| format!("faults.{name} is {count}"))
+            .map(|(name, count)| format!("{}.{name} is {count}", engines.prefix()))
             .collect();
         let share = self.served_share();
         if share < LEAST_SERVED {
@@ -164,10 +160,12 @@ impl Tally {
         failures
     }
 
-    /// All figures of a run.
-    pub fn figures(mut self) -> Vec<Figure> {
+    /// All figures of a run with these engines.
+    pub fn figures(mut self, engines: Engines) -> Vec<Figure> {
         self.times.sort_unstable();
         let time = |share| quantile(&self.times, share).unwrap_or_default();
+        let count = |name: &str, value| count(engines, name, value);
+        let figure = |name: &str, value, unit| figure(engines, name, value, unit);
         let mut figures = vec![
             count("requests", self.requests),
             count("split_requests", self.handoffs.len()),
@@ -203,13 +201,13 @@ impl Tally {
 }
 
 /// A count under its stable name.
-pub fn count(name: &str, value: usize) -> Figure {
-    figure(name, as_number(value), "")
+pub fn count(engines: Engines, name: &str, value: usize) -> Figure {
+    figure(engines, name, as_number(value), "")
 }
 
-fn figure(name: &str, value: f64, unit: &'static str) -> Figure {
+fn figure(engines: Engines, name: &str, value: f64, unit: &'static str) -> Figure {
     Figure {
-        name: format!("faults.{name}"),
+        name: format!("{}.{name}", engines.prefix()),
         value: rounded_unless_whole(value),
         unit,
         spread: [rounded_unless_whole(value); 2],
@@ -262,7 +260,7 @@ mod tests {
         for _ in 0..3 {
             ended(&mut tally, End::Refused("no_worker".to_owned()));
         }
-        assert_eq!(tally.failures(), ["only 0.0 % were served"]);
+        assert_eq!(tally.failures(Engines::Vllm), ["only 0.0 % were served"]);
     }
 
     #[test]
@@ -271,10 +269,10 @@ mod tests {
         ended(&mut tally, End::Served);
         ended(&mut tally, End::Left);
         ended(&mut tally, End::Orphaned);
-        assert!(tally.failures().is_empty());
+        assert!(tally.failures(Engines::Vllm).is_empty());
         ended(&mut tally, End::Hung("x".to_owned()));
-        assert_eq!(tally.failures()[0], "faults.hung is 1");
-        let figures = tally.figures();
+        assert_eq!(tally.failures(Engines::Vllm)[0], "faults.hung is 1");
+        let figures = tally.figures(Engines::Vllm);
         let of = |name: &str| {
             figures
                 .iter()

@@ -8,6 +8,8 @@ use baton_daemon::Exit;
 use baton_router::args::RouterArgs;
 use baton_sidecar_sglang::args::SglangArgs;
 use baton_sidecar_sglang::engine::SglangEngine;
+use baton_sidecar_trtllm::args::TrtllmArgs;
+use baton_sidecar_trtllm::engine::TrtllmEngine;
 use baton_sidecar_vllm::args::VllmArgs;
 use baton_sidecar_vllm::engine::VllmEngine;
 use clap::Parser;
@@ -70,6 +72,7 @@ impl Daemon {
         match kind {
             Kind::Vllm => Self::sidecar(name, command_line),
             Kind::Sglang => Self::sidecar_sglang(name, command_line),
+            Kind::Trtllm => Self::sidecar_trtllm(name, command_line),
         }
     }
 
@@ -78,6 +81,15 @@ impl Daemon {
         Self::start(name, |stop| async move {
             let (config, launch) = baton_sidecar_sglang::attach::plan(&args)?;
             let engine = SglangEngine::new(config)?;
+            baton_sidecar_core::run::run(engine, args.core, launch, stop).await
+        })
+    }
+
+    fn sidecar_trtllm(name: &str, command_line: impl IntoIterator<Item = String>) -> Self {
+        let args = TrtllmArgs::try_parse_from(command_line).unwrap();
+        Self::start(name, |stop| async move {
+            let (config, launch) = baton_sidecar_trtllm::attach::plan(&args)?;
+            let engine = TrtllmEngine::new(config)?;
             baton_sidecar_core::run::run(engine, args.core, launch, stop).await
         })
     }

@@ -1,9 +1,10 @@
-//! An emulated engine of either kind, as a fleet needs it.
+//! An emulated engine of any kind, as a fleet needs it.
 
 use std::ops::Deref;
 
 use crate::emulated::Process;
 use crate::emulated::sglang::{self, EmulatedSglang};
+use crate::emulated::trtllm::{self, EmulatedTrtllm};
 use crate::emulated::vllm::{self, EmulatedVllm, EngineId};
 
 /// Which engine.
@@ -13,6 +14,8 @@ pub enum Kind {
     Vllm,
     /// SGLang.
     Sglang,
+    /// TensorRT-LLM.
+    Trtllm,
 }
 
 impl Kind {
@@ -21,6 +24,7 @@ impl Kind {
         match self {
             Self::Vllm => "baton-sidecar-vllm",
             Self::Sglang => "baton-sidecar-sglang",
+            Self::Trtllm => "baton-sidecar-trtllm",
         }
     }
 }
@@ -32,6 +36,8 @@ pub enum EngineConfig {
     Vllm(Box<vllm::Config>),
     /// SGLang.
     Sglang(Box<sglang::Config>),
+    /// TensorRT-LLM.
+    Trtllm(Box<trtllm::Config>),
 }
 
 impl From<vllm::Config> for EngineConfig {
@@ -46,6 +52,12 @@ impl From<sglang::Config> for EngineConfig {
     }
 }
 
+impl From<trtllm::Config> for EngineConfig {
+    fn from(config: trtllm::Config) -> Self {
+        Self::Trtllm(Box::new(config))
+    }
+}
+
 /// An emulated engine. Clones are the same engine.
 #[derive(Clone)]
 pub enum Emulated {
@@ -53,6 +65,8 @@ pub enum Emulated {
     Vllm(EmulatedVllm),
     /// SGLang.
     Sglang(EmulatedSglang),
+    /// TensorRT-LLM.
+    Trtllm(EmulatedTrtllm),
 }
 
 impl From<&EmulatedVllm> for Emulated {
@@ -68,6 +82,7 @@ impl Deref for Emulated {
         match self {
             Self::Vllm(engine) => engine,
             Self::Sglang(engine) => engine,
+            Self::Trtllm(engine) => engine,
         }
     }
 }
@@ -78,6 +93,7 @@ impl Emulated {
         match config {
             EngineConfig::Vllm(config) => Self::Vllm(EmulatedVllm::new(*config)),
             EngineConfig::Sglang(config) => Self::Sglang(EmulatedSglang::new(*config)),
+            EngineConfig::Trtllm(config) => Self::Trtllm(EmulatedTrtllm::new(*config)),
         }
     }
 
@@ -86,6 +102,7 @@ impl Emulated {
         match self {
             Self::Vllm(_) => Kind::Vllm,
             Self::Sglang(_) => Kind::Sglang,
+            Self::Trtllm(_) => Kind::Trtllm,
         }
     }
 
@@ -94,14 +111,16 @@ impl Emulated {
         match self {
             Self::Vllm(engine) => engine.start().await,
             Self::Sglang(engine) => engine.start().await,
+            Self::Trtllm(engine) => engine.start().await,
         }
     }
 
-    /// Ends the process if it runs, and starts it again with nothing in its memory. SGLang has no name that could stay.
+    /// Ends the process if it runs, and starts it again with nothing in its memory. Only vLLM has a name that could stay.
     pub async fn restart(&self, id: EngineId) {
         match self {
             Self::Vllm(engine) => engine.restart(id).await,
             Self::Sglang(engine) => engine.restart().await,
+            Self::Trtllm(engine) => engine.restart().await,
         }
     }
 
@@ -110,6 +129,16 @@ impl Emulated {
         match self {
             Self::Vllm(engine) => engine.behave(),
             Self::Sglang(engine) => engine.behave(),
+            Self::Trtllm(engine) => engine.behave(),
+        }
+    }
+
+    /// Tokens of a block of its KV cache.
+    pub fn block_size(&self) -> u32 {
+        match self {
+            Self::Vllm(engine) => engine.config().block_size,
+            Self::Sglang(engine) => engine.config().page_size,
+            Self::Trtllm(engine) => engine.config().tokens_per_block,
         }
     }
 
@@ -118,6 +147,7 @@ impl Emulated {
         match self {
             Self::Vllm(engine) => engine.sidecar_flags(),
             Self::Sglang(engine) => engine.sidecar_flags(),
+            Self::Trtllm(engine) => engine.sidecar_flags(),
         }
     }
 
@@ -125,7 +155,7 @@ impl Emulated {
     pub fn listener_was_killed(&self) -> bool {
         match self {
             Self::Vllm(engine) => engine.listener_was_killed(),
-            Self::Sglang(_) => false,
+            Self::Sglang(_) | Self::Trtllm(_) => false,
         }
     }
 }

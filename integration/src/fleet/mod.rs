@@ -17,6 +17,7 @@ pub use self::emulated::{Emulated, EngineConfig, Kind};
 pub use self::setup::Setup;
 use crate::client::{self, Answer, Exchange};
 use crate::emulated::sglang::EmulatedSglang;
+use crate::emulated::trtllm::EmulatedTrtllm;
 use crate::emulated::vllm::EmulatedVllm;
 use crate::page::Page;
 use crate::ports;
@@ -153,7 +154,7 @@ impl Fleet {
     pub fn engine(&self, name: &str) -> &EmulatedVllm {
         match self.emulated(name) {
             Emulated::Vllm(engine) => engine,
-            Emulated::Sglang(_) => panic!("the engine of {name} is no vLLM"),
+            _ => panic!("the engine of {name} is no vLLM"),
         }
     }
 
@@ -161,7 +162,15 @@ impl Fleet {
     pub fn sglang(&self, name: &str) -> &EmulatedSglang {
         match self.emulated(name) {
             Emulated::Sglang(engine) => engine,
-            Emulated::Vllm(_) => panic!("the engine of {name} is no SGLang"),
+            _ => panic!("the engine of {name} is no SGLang"),
+        }
+    }
+
+    /// A worker's engine, which is TensorRT-LLM.
+    pub fn trtllm(&self, name: &str) -> &EmulatedTrtllm {
+        match self.emulated(name) {
+            Emulated::Trtllm(engine) => engine,
+            _ => panic!("the engine of {name} is no TensorRT-LLM"),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::emulated::EngineConfig;
 use super::{Fleet, Router, start_logs};
-use crate::emulated::{sglang, vllm};
+use crate::emulated::{sglang, trtllm, vllm};
 use crate::{panics, ports};
 
 /// What to start.
@@ -40,6 +40,18 @@ impl Setup {
         Self::new()
             .worker("p0", sglang::Config::new(sglang::Mode::Prefill))
             .worker("d0", sglang::Config::new(sglang::Mode::Decode))
+            .router(&["--force", "split"])
+    }
+
+    /// The same with TensorRT-LLM's of this era.
+    pub fn split_trtllm(era: trtllm::Era) -> Self {
+        let used = |role| trtllm::Config {
+            role,
+            ..trtllm::Config::new(era)
+        };
+        Self::new()
+            .worker("p0", used(trtllm::ServerRole::Context))
+            .worker("d0", used(trtllm::ServerRole::Generation))
             .router(&["--force", "split"])
     }
 

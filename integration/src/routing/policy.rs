@@ -14,6 +14,11 @@ pub trait Policy {
     /// Where a request that came now is to run.
     fn choose(&mut self, now: f64, request: &Arrival, fleet: &Seen<'_>) -> Choice;
 
+    /// How many tokens of a request's prompt it tells the worker are left to compute; it tells nothing if there is no number.
+    fn uncached(&self, _request: u32) -> Option<u32> {
+        None
+    }
+
     /// Something happened that a router gets to know.
     fn told(&mut self, now: f64, news: &News<'_>);
 
@@ -167,8 +172,8 @@ pub struct Load {
     pub running: u32,
     /// Sequences waiting in the engine, those whose KV is coming included.
     pub waiting: u32,
-    /// Prompt tokens of prefill and local legs that have no token yet: the sidecar's own table, which does not see how far
-    /// the engine has come.
+    /// Prompt tokens of prefill and local legs that have no token yet, less what the router said is cached: the sidecar's own
+    /// table, which does not see how far the engine has come.
     pub queued_prefill_tokens: u64,
     /// Blocks that nobody uses.
     pub free_blocks: u32,

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::best::EQUAL;
-use crate::book::Load;
-use crate::{Cached, Kind, Level, Limits};
+use crate::{Cached, Level, Limits};
 
 const ANY: Duty = Duty {
     prefill: true,
@@ -71,14 +70,19 @@ const fn of(tokens: u64) -> Ask {
     }
 }
 
+const fn uncached(tokens: u64) -> Work {
+    Work { tokens, cached: 0 }
+}
+
 #[test]
 fn the_cheapest_is_the_first_of_all_plans() {
     let fleet = Fleet::new(8);
-    let mut bookings = Vec::new();
+    let (mut bookings, mut promises) = (Vec::new(), Vec::new());
     for (at, worker) in fleet.workers.iter().enumerate() {
         for turn in 0..(at * 5) % 7 {
             let tokens = 1000 * turn as u64;
-            bookings.push(worker.book(Work { tokens, cached: 0 }, tokens, 0.0));
+            bookings.push(worker.book(uncached(tokens), tokens, 0.0));
+            promises.push(worker.promise(tokens, to_f64(tokens) * 1e-4));
         }
     }
     let planner = Planner::default();
@@ -154,6 +158,62 @@ fn a_busy_holder_of_the_prompt_is_left_when_waiting_costs_more() {
     assert_eq!(choose(), Plan::Local { worker: 0 });
     let _more = [0; 5].map(|_| fleet.workers[0].book(work, 0, 0.0));
     assert_eq!(choose(), Plan::Local { worker: 1 });
+}
+
+/// One computes prompts, two decode; the first of those has much to compute as well.
+#[test]
+fn decode_begins_behind_the_prompts_that_are_computed_there() {
+    let fleet = Fleet::new(3);
+    let planner = Planner::default();
+    let workers = fleet.standing(
+        |at| Duty {
+            prefill: at == 0,
+            decode: at > 0,
+            local: false,
+        },
+        &[],
+    );
+    let _busy = fleet.workers[1].book(uncached(30_000), 30_000, 0.0);
+    let decode = |tokens, decode| {
+        let plans = planner.plans(of(tokens), &workers, &|_, _| true, 0.0);
+        let plan = Plan::Split { prefill: 0, decode };
+        let of = plans.iter().find(|candidate| candidate.plan == plan);
+        of.unwrap().cost.decode
+    };
+    let busy = fleet.workers[1].figures(0.0).waiting;
+    let ready = fleet.workers[0].figures(0.0).prefill(uncached(8000));
+    let late = decode(8000, 1) - decode(8000, 2);
+    assert!((late - (busy - ready)).abs() < 0.01, "{late}");
+    let late = decode(60_000, 1) - decode(60_000, 2);
+    assert!(late < 0.01, "they are done by then: {late}");
+}
+
+/// Of two decode workers that are equal but for that, a long prompt is computed where nobody is about to come.
+#[test]
+fn a_prompt_is_not_computed_in_the_way_of_a_sequence_that_is_coming() {
+    let fleet = Fleet::new(2);
+    let planner = Planner::default();
+    let local = |_| Duty {
+        local: true,
+        ..Duty::default()
+    };
+    let others = |tokens| {
+        let workers = fleet.standing(local, &[]);
+        let plans = planner.plans(of(tokens), &workers, &|_, _| false, 0.0);
+        let cost = |worker| {
+            let plan = Plan::Local { worker };
+            let of = plans.iter().find(|candidate| candidate.plan == plan);
+            of.unwrap().cost.others
+        };
+        cost(0) - cost(1)
+    };
+    let takes = fleet.workers[0].figures(0.0).prefill(uncached(8000));
+    let promise = fleet.workers[0].promise(100, 0.1);
+    assert!((others(8000) - (takes - 0.1)).abs() < 1e-9);
+    let _late = fleet.workers[0].promise(100, 0.1 + takes);
+    assert!((others(8000) - (takes - 0.1)).abs() < 1e-9);
+    drop(promise);
+    assert!(others(8000).abs() < 1e-9);
 }
 
 /// A near pair under load against a far and idle one: seconds decide.
@@ -290,124 +350,6 @@ fn a_full_decoder_is_waited_for() {
 }
 
 #[test]
-fn books_are_even_when_all_is_over() {
-    let [one, other] = [Worker::new(), Worker::new()];
-    let idle = |worker: &Worker| {
-        let figures = worker.figures(100.0);
-        figures.waiting == 0.0
-            && figures.sequences == 0
-            && figures.kv_tokens == 0
-            && figures.bytes_in + figures.bytes_out == 0
-    };
-    let mut prefill = one.book(
-        Work {
-            tokens: 500,
-            cached: 5,
-        },
-        505,
-        0.0,
-    );
-    let refused = one.book(
-        Work {
-            tokens: 500,
-            cached: 5,
-        },
-        505,
-        0.0,
-    );
-    let mut decode = other.book(Work::default(), 505, 0.1);
-    decode.moves(50_000, &one);
-    assert_eq!(one.figures(0.1).bytes_out, 50_000);
-    assert_eq!(other.figures(0.1).bytes_in, 50_000);
-    prefill.computed(0.2);
-    prefill.computed(0.3);
-    decode.grown(700);
-    decode.moves(1, &one);
-    drop((refused, decode, prefill));
-    assert!(idle(&one) && idle(&other));
-}
-
-#[test]
-fn a_slow_worker_is_learnt() {
-    let worker = Worker::new();
-    let work = Work {
-        tokens: 4000,
-        cached: 0,
-    };
-    let mut now = 0.0;
-    for _ in 0..30 {
-        // Two at a time: the second waits for the first.
-        let pair = [0; 2].map(|_| worker.book(work, 4000, now));
-        for mut booked in pair {
-            now += 2.0;
-            booked.computed(now);
-        }
-        now += 5.0;
-    }
-    let predicted = worker.figures(now).prefill(work);
-    assert!((1.8..2.2).contains(&predicted), "{predicted}");
-}
-
-/// Four prompts that are computed in one step are done at one moment.
-#[test]
-fn prompts_of_one_step_share_its_time() {
-    let worker = Worker::new();
-    let work = Work {
-        tokens: 1000,
-        cached: 0,
-    };
-    let mut now = 0.0;
-    for _ in 0..100 {
-        let four = [0; 4].map(|_| worker.book(work, 1000, now));
-        now += 0.4;
-        for mut booked in four {
-            booked.computed(now);
-        }
-        now += 1.0;
-    }
-    let four = Work {
-        tokens: 4000,
-        cached: 0,
-    };
-    let predicted = worker.figures(now).prefill(four);
-    assert!((0.3..0.6).contains(&predicted), "{predicted}");
-}
-
-#[test]
-fn what_others_gave_is_what_is_reported_beyond_the_own() {
-    let worker = Worker::new();
-    let _own = worker.book(
-        Work {
-            tokens: 3000,
-            cached: 0,
-        },
-        3000,
-        0.0,
-    );
-    let report = |seq, queued, sequences| Load {
-        seq,
-        sequences: Some(sequences),
-        queued_tokens: Some(queued),
-        kv_tokens: Some(9000),
-    };
-    let before = worker.figures(0.0).waiting;
-    worker.report(report(5, 3000, 1));
-    assert!((worker.figures(0.0).waiting - before).abs() < 1e-9);
-    worker.report(report(6, 8000, 4));
-    let figures = worker.figures(0.0);
-    assert!(figures.waiting > before * 2.0);
-    assert_eq!((figures.sequences, figures.kv_tokens), (4, 9000));
-    worker.report(report(3, 100_000, 400));
-    assert_eq!(
-        worker.figures(0.0).sequences,
-        4,
-        "an old report says nothing"
-    );
-    worker.forget_reports();
-    assert_eq!(worker.figures(0.0).sequences, 1);
-}
-
-#[test]
 fn a_session_stays_where_it_is_for_its_price() {
     let fleet = Fleet::new(2);
     let planner = Planner::default();
@@ -452,62 +394,6 @@ fn with_temperature_the_cheapest_is_the_most_frequent() {
     }
     assert!(counts[0] > counts[1] && counts[1] > counts[2], "{counts:?}");
     assert!(counts[2] > 50, "{counts:?}");
-}
-
-/// Workers of one kind learn from each other; one that differs is found out.
-#[test]
-fn a_kind_is_learnt_by_all_and_left_by_who_differs() {
-    let kind = Arc::new(Kind::default());
-    let workers = [0; 4].map(|_| Worker::new());
-    for worker in &workers {
-        worker.is_of(&kind);
-    }
-    let work = Work {
-        tokens: 4000,
-        cached: 0,
-    };
-    let mut now = 0.0;
-    for round in 0..60_u32 {
-        for (at, worker) in workers[..3].iter().enumerate() {
-            let mut booked = worker.book(work, 4000, now);
-            let jitter = 0.9 + 0.2 * f64::from(round % 3) / 2.0;
-            now += if at == 0 { 2.0 } else { 0.8 } * jitter;
-            booked.computed(now);
-        }
-    }
-    let predicted = workers
-        .each_ref()
-        .map(|worker| worker.figures(now).prefill(work));
-    assert!((1.7..2.3).contains(&predicted[0]), "{predicted:?}");
-    assert!((0.6..1.2).contains(&predicted[1]), "{predicted:?}");
-    assert!(
-        (0.6..1.2).contains(&predicted[3]),
-        "who was never asked is like its kind: {predicted:?}"
-    );
-}
-
-/// An answer that comes whole says nothing of when its prompt was computed.
-#[test]
-fn what_is_not_seen_is_not_learnt_and_passes_by_itself() {
-    let worker = Worker::new();
-    let work = Work {
-        tokens: 4000,
-        cached: 0,
-    };
-    let takes = worker.figures(0.0).prefill(work);
-    let mut unseen = worker.book(work, 4000, 0.0);
-    unseen.unseen();
-    let _behind = worker.book(work, 4000, 0.0);
-    assert!((worker.figures(0.0).waiting - 2.0 * takes).abs() < 1e-9);
-    assert!((worker.figures(takes).waiting - takes).abs() < 1e-9);
-    let late = worker.figures(50.0).waiting;
-    assert!(
-        late > 0.0 && late < takes,
-        "the one behind is seen, and not done: {late}"
-    );
-    unseen.computed(50.0);
-    assert_eq!(worker.figures(50.0).learnt_from(), 0);
-    assert!((worker.figures(50.0).prefill(work) - takes).abs() < 1e-9);
 }
 
 proptest::proptest! {

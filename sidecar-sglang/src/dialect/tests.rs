@@ -2,6 +2,7 @@ use baton_proto::digest::RequestDigest;
 use baton_proto::route::Route;
 use baton_proto::ticket::Draft;
 use baton_proto::token::FleetToken;
+use baton_proto::{ErrorKind, Retry};
 use baton_sidecar_core::engine::Verdict;
 use serde_json::{Value, json};
 

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use baton_proto::Error;
 use baton_proto::call::PrefillUsage;
 use baton_proto::json::RawObject;
 use baton_proto::ticket::TransferMetadata;
-use baton_proto::{Error, ErrorKind, Retry, Source, Stage};
 use baton_sidecar_core::engine::{HeldKv, Prefilled};
+use baton_sidecar_core::refusal::strange_prefill as strange;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -192,8 +193,4 @@ pub(super) fn id_in_answer(json: &[u8]) -> Option<u64> {
     let params = answer.choices.first()?.disaggregated_params.as_ref()?;
     let params: Params = serde_json::from_str(params.get()).ok()?;
     params.disagg_request_id
-}
-
-fn strange(why: &str) -> Error {
-    Error::new(ErrorKind::Protocol, Source::Engine, Stage::Prefill, why).retry(Retry::AfterCancel)
 }

@@ -3,6 +3,7 @@ use std::time::Duration;
 use baton_proto::digest::RequestDigest;
 use baton_proto::ticket::Draft;
 use baton_proto::token::FleetToken;
+use baton_proto::{ErrorKind, Retry, Source};
 use baton_sidecar_core::engine::{Prefilled, Verdict};
 use proptest::prelude::*;
 use serde_json::Value;
@@ -280,12 +281,14 @@ fn a_handoff_that_begins_with_decode_has_one_id_on_both_legs() {
 }
 
 #[test]
-fn behind_a_quarantine_every_leg_has_a_salt() {
+fn behind_a_quarantine_chats_have_a_salt_and_nothing_else_knows_one() {
     let request = chat(&json!({"messages": [], "cache_salt": "own"}));
     let body = value(&local_body(&request, leg(Some("q"))));
     assert_eq!(body, json!({"messages": [], "cache_salt": "baton-q/own"}));
     let body = value(&prefill_body(&request, None, leg(Some("q"))));
     assert_eq!(body["cache_salt"], "baton-q/own");
+    let text = completion(&json!({"prompt": "p"}));
+    assert_eq!(local_body(&text, leg(Some("q"))), r#"{"prompt":"p"}"#);
     assert_eq!(
         local_body(&request, leg(None)),
         r#"{"cache_salt":"own","messages":[]}"#

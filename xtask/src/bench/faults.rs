@@ -18,6 +18,10 @@ const SMOKE: (u64, u64) = (400, 350);
 /// What `bench faults` is asked for.
 #[derive(Args)]
 pub(crate) struct FaultsArgs {
+    /// Whom faults befall.
+    #[arg(long, value_enum, default_value_t = Engine::Vllm)]
+    engine: Engine,
+
     /// Print figures as JSON, one object a line, instead of a table.
     #[arg(long)]
     json: bool,
@@ -43,17 +47,32 @@ pub(crate) struct FaultsArgs {
     smoke: bool,
 }
 
+/// The engines of a run.
+#[derive(Clone, Copy, ValueEnum)]
+enum Engine {
+    /// vLLM: figures are called faults.NAME.
+    Vllm,
+    /// SGLang: faults.sglang.NAME.
+    Sglang,
+    /// Both behind the same routers: faults.mixed.NAME. Protections are those of each kind, and tried with it alone.
+    Mixed,
+}
+
 /// A protection that can be switched off.
 #[derive(Clone, Copy, ValueEnum)]
 enum Sabotage {
     /// What a sidecar lets through once comes twice at the engine: faults.double_use must rise.
     Fence,
-    /// Handoffs are said to be settled without asking: faults.wrong must rise.
+    /// Handoffs are said to be settled without asking (vLLM): faults.wrong must rise.
     Settle,
-    /// Engines do not hear that KV is given back: faults.leaked_blocks must rise.
+    /// Engines do not hear that KV is given back, or a leg is not wanted any more: faults.leaked_blocks must rise.
     Release,
     /// Lost KV events leave no gap in their numbers: faults.view_wrong must rise.
     Gap,
+    /// The rooms of handoffs come again and again (SGLang): faults.wrong must rise.
+    Rooms,
+    /// An answer that was aborted is taken for a whole one (SGLang): faults.wrong must rise.
+    Verdict,
 }
 
 pub(super) fn run(args: &FaultsArgs, missing: Missing) -> Result<()> {
@@ -68,11 +87,12 @@ pub(super) fn run(args: &FaultsArgs, missing: Missing) -> Result<()> {
     let (usual, sabotaged) = if args.smoke { SMOKE } else { USUAL };
     let requests = args.requests.unwrap_or(usual);
     command.arg("faults");
+    command.args(["--engine", name(&args.engine).as_str()]);
     command.args(["--seed", &args.seed.to_string()]);
     command.args(["--requests", &requests.to_string()]);
     command.args(["--sabotaged-requests", &sabotaged.to_string()]);
-    if let Some(sabotage) = args.sabotage.and_then(|one| one.to_possible_value()) {
-        command.args(["--sabotage", sabotage.get_name()]);
+    if let Some(sabotage) = args.sabotage {
+        command.args(["--sabotage", name(&sabotage).as_str()]);
     }
     if args.schedule {
         let status = command.arg("--schedule").status()?;
@@ -89,6 +109,12 @@ pub(super) fn run(args: &FaultsArgs, missing: Missing) -> Result<()> {
     })?;
     ensure!(status.success(), "not all was as it must be ({status})");
     Ok(())
+}
+
+/// The word that stands for a value on the command line.
+fn name(value: &impl ValueEnum) -> String {
+    let word = value.to_possible_value();
+    word.map_or_else(String::new, |word| word.get_name().to_owned())
 }
 
 fn print(figure: &Figure) {

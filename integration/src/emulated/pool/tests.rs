@@ -88,3 +88,47 @@ fn clearing_forgets_what_is_in_use_too() {
     pool.take(2).unwrap();
     assert_eq!(pool.take_changes(), [Change::Cleared]);
 }
+
+#[test]
+fn what_is_evicted_moves_to_the_host_and_back_and_is_in_one_place() {
+    let mut pool = Pool::new(3, 4);
+    pool.use_host(HostMemory::Evicted(1));
+    let ids = stored(&mut pool, &[1, 2]);
+    pool.write(ids[0], 0, b"KV 1");
+    pool.give_back(&ids);
+    pool.take_changes();
+    let taken = pool.take(2).unwrap();
+    let moved = [
+        Change::Offloaded(hash(2)),
+        Change::Offloaded(hash(1)),
+        Change::RemovedFromHost(hash(2)),
+    ];
+    assert_eq!(
+        pool.take_changes(),
+        moved,
+        "the tail first, and the host has room for one"
+    );
+    assert!(pool.held().is_empty());
+    assert_eq!(pool.held_by_host(), [hash(1)]);
+
+    pool.give_back(&taken);
+    let back = pool.load_back(&[hash(1)], None, &[7; 4], &CacheKeys::default());
+    assert_eq!(pool.block(back[0]).unwrap(), b"KV 1");
+    assert_eq!(pool.take_changes(), [Change::Onboarded(hash(1))]);
+    assert_eq!(pool.held(), [hash(1)]);
+    assert!(pool.held_by_host().is_empty());
+}
+
+#[test]
+fn what_is_computed_again_is_no_longer_the_hosts() {
+    let mut pool = Pool::new(2, 4);
+    pool.use_host(HostMemory::Evicted(4));
+    let first = stored(&mut pool, &[1]);
+    pool.give_back(&first);
+    let again = pool.take(1).unwrap();
+    pool.take_changes();
+    let used = pool.insert(&[(again[0], hash(1))], None, &[7; 4], &CacheKeys::default());
+    assert_eq!(used, again);
+    assert_eq!(pool.take_changes(), [Change::Onboarded(hash(1))]);
+    assert!(pool.held_by_host().is_empty());
+}

@@ -275,6 +275,7 @@ impl Args {
             metrics: self.enable_metrics,
             api_key: self.api_key.clone(),
             admin_api_key: self.admin_api_key.clone(),
+            own_way_with_tools: false,
             patience: self.waits.patience()?,
             dies_of_used_rooms: self.emulate_death_by_used_room,
             speed: self.emulate.speed(),

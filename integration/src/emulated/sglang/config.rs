@@ -149,6 +149,8 @@ pub struct Config {
     pub api_key: Option<String>,
     /// `--admin-api-key`.
     pub admin_api_key: Option<String>,
+    /// It writes a chat's tools in front of the chat, whatever the model's template says.
+    pub own_way_with_tools: bool,
     /// How long it waits for what.
     pub patience: Patience,
     /// A second request of a room that is still in use ends the scheduler, as it did over mooncake.
@@ -191,6 +193,7 @@ impl Config {
             metrics: true,
             api_key: None,
             admin_api_key: None,
+            own_way_with_tools: false,
             patience: Patience::REAL.scaled(0.05),
             dies_of_used_rooms: false,
             speed: Speed::INSTANT,

@@ -20,6 +20,7 @@ use super::super::transfer::Transfer;
 use super::bootstrap::Bootstrap;
 use super::config::{Config, Mode};
 use super::load;
+use super::peers::Peers;
 use super::request::{Ask, Refused};
 use super::routes;
 use super::telling::Telling;
@@ -36,9 +37,16 @@ struct Inner {
     config: Config,
     bootstrap: SocketAddr,
     /// What each rank of the current life has for handoffs.
-    seats: Mutex<Vec<Arc<Seat>>>,
+    places: Mutex<Vec<Arc<Place>>>,
     /// Requests that can be aborted by name.
     named: Mutex<HashMap<u64, (String, CancellationToken)>>,
+}
+
+/// What a rank has for handoffs.
+struct Place {
+    seat: Seat,
+    /// Whom decode has met.
+    peers: Arc<Peers>,
 }
 
 /// A request that can be aborted by its name as long as this lives.
@@ -95,7 +103,7 @@ impl EmulatedSglang {
             process: Process::new(http, tokenizer, config.remember),
             bootstrap: SocketAddr::new(http.ip(), config.bootstrap_port),
             config,
-            seats: Mutex::default(),
+            places: Mutex::default(),
             named: Mutex::default(),
         };
         Ok(Self {
@@ -130,15 +138,15 @@ impl EmulatedSglang {
     pub async fn start(&self) {
         let inner = &self.inner;
         let death = Death::of(&inner.process);
-        let mut seats = Vec::new();
+        let mut places = Vec::new();
         let mut ranks = Vec::new();
         for rank in 0..inner.config.dp_size {
-            let (booted, seat) = self.boot_rank(rank, &death).await;
+            let (booted, place) = self.boot_rank(rank, &death).await;
             ranks.push(booted);
-            seats.push(Arc::new(seat));
+            places.push(Arc::new(place));
         }
-        let addresses = seats.iter().map(|seat| seat.address).collect();
-        *inner.seats.lock().unwrap() = seats;
+        let addresses = places.iter().map(|place| place.seat.address).collect();
+        *inner.places.lock().unwrap() = places;
         let started = 1_796_006_723.0 + f64::from(rand::random::<u32>()) / 65_536.0;
         let life = Life::new(reach::uuid(), started, ranks, death, Vec::new());
         if inner.config.mode == Mode::Prefill {
@@ -156,7 +164,7 @@ impl EmulatedSglang {
         tokio::spawn(server::serve(api, Arc::clone(life), listener));
     }
 
-    async fn boot_rank(&self, rank: u32, death: &Arc<Death>) -> (Rank, Seat) {
+    async fn boot_rank(&self, rank: u32, death: &Arc<Death>) -> (Rank, Place) {
         let config = &self.inner.config;
         let publisher = self.publisher(rank).await;
         let telling = Arc::new(Telling::new(publisher.clone(), config));
@@ -176,7 +184,11 @@ impl EmulatedSglang {
             agent,
             texts: telling.texts(),
         };
-        (rank, seat)
+        let place = Place {
+            seat,
+            peers: Peers::new(config.patience, death.dead.clone()),
+        };
+        (rank, place)
     }
 
     async fn publisher(&self, rank: u32) -> Option<Arc<Publisher>> {
@@ -191,26 +203,40 @@ impl EmulatedSglang {
         Some(Publisher::start_when_free(&config, rank).await)
     }
 
+    /// Whether either leg of a handoff is in a room of the first rank's.
+    pub fn has_open(&self, room: u64) -> bool {
+        self.rooms(0).is_open(room)
+    }
+
+    /// What its first rank takes for the engine with this bootstrap server; `None` if it knows of none there.
+    pub fn knows_of(&self, bootstrap: SocketAddr) -> Option<SocketAddr> {
+        self.peers(0).known(bootstrap)
+    }
+
     /// Ends the process if it runs, and starts it again with nothing in its memory.
     pub async fn restart(&self) {
         self.kill().await;
         self.start().await;
     }
 
-    fn seat(&self, rank: usize) -> Arc<Seat> {
-        Arc::clone(&self.inner.seats.lock().unwrap()[rank])
+    fn place(&self, rank: usize) -> Arc<Place> {
+        Arc::clone(&self.inner.places.lock().unwrap()[rank])
     }
 
     pub(super) fn rooms(&self, rank: usize) -> Arc<Rooms> {
-        Arc::clone(&self.seat(rank).rooms)
+        Arc::clone(&self.place(rank).seat.rooms)
+    }
+
+    pub(super) fn peers(&self, rank: usize) -> Arc<Peers> {
+        Arc::clone(&self.place(rank).peers)
     }
 
     pub(super) fn transfer(&self, rank: usize) -> Transfer {
-        self.seat(rank).transfer.clone()
+        self.place(rank).seat.transfer.clone()
     }
 
     pub(super) fn regions(&self, rank: usize) -> Regions {
-        self.seat(rank).regions.clone()
+        self.place(rank).seat.regions.clone()
     }
 
     /// Makes a request known by its name.

@@ -95,7 +95,7 @@ impl Work<'_> {
 
     /// Starts all sequences; the names under which they can be aborted.
     fn begin(&self, ask: &Ask, legs: &mut Legs<'_>) -> Result<Vec<Named>, Refused> {
-        let mut names = Vec::new();
+        let mut handles = Vec::new();
         for part in &ask.parts {
             for child in 0..ask.n {
                 let named = self.engine.name(&part.rid);
@@ -121,10 +121,10 @@ impl Work<'_> {
                     said: legs.add(named.cancel.clone(), ask.sampling.limit),
                 };
                 tokio::spawn(leg.run());
-                names.push(named);
+                handles.push(named);
             }
         }
-        Ok(names)
+        Ok(handles)
     }
 
     async fn unary(

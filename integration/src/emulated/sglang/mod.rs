@@ -17,6 +17,7 @@ mod info;
 mod leg;
 mod load;
 mod metrics;
+mod peers;
 mod request;
 mod routes;
 mod telling;

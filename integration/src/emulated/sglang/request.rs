@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::super::core::Sampling;
 use super::super::pool::CacheKeys;
 use super::super::tokenizer::Tokenizer;
+use super::super::wishes::{self, count};
 use super::config::{Config, Mode};
 use super::leg::Bootstrap;
 
@@ -91,7 +92,7 @@ pub(super) fn read(
             ..Refused::bad("Input should be a valid dictionary")
         });
     }
-    let (prompts, batch) = prompts(body, route, tokenizer)?;
+    let (prompts, batch) = prompts(body, route, config, tokenizer)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let sampling = sampling(body, route, longest, config, tokenizer)?;
     let n = match route {
@@ -139,18 +140,18 @@ fn without_room(ask: &Ask, config: &Config) -> Result<(), Refused> {
 fn prompts(
     body: &Value,
     route: Route,
+    config: &Config,
     tokenizer: &Tokenizer,
 ) -> Result<(Vec<Vec<u32>>, bool), Refused> {
     let given = match route {
-        Route::Chat => return Ok((vec![chat_prompt(body, tokenizer)?], false)),
+        Route::Chat => return Ok((vec![chat_prompt(body, config, tokenizer)?], false)),
         Route::Completions => &body["prompt"],
         Route::Generate if body["input_ids"].is_null() => &body["text"],
         Route::Generate => &body["input_ids"],
     };
-    let several = given
-        .as_array()
-        .filter(|items| !items.is_empty() && items.iter().all(|item| !item.is_number()));
-    let prompt = |given: &Value| one_prompt(given, tokenizer).filter(|tokens| !tokens.is_empty());
+    let several = wishes::several(given);
+    let prompt =
+        |given: &Value| wishes::prompt(given, tokenizer).filter(|tokens| !tokens.is_empty());
     let prompts: Option<Vec<_>> = match several {
         Some(items) => items.iter().map(prompt).collect(),
         None => prompt(given).map(|prompt| vec![prompt]),
@@ -162,14 +163,6 @@ fn prompts(
         _ => invalid_prompt(given),
     })?;
     Ok((prompts, several.is_some()))
-}
-
-fn one_prompt(prompt: &Value, tokenizer: &Tokenizer) -> Option<Vec<u32>> {
-    match prompt {
-        Value::String(text) => Some(tokenizer.encode(text)),
-        Value::Array(ids) => ids.iter().map(token).collect(),
-        _ => None,
-    }
 }
 
 /// The four forms that a prompt may have, and that it has none of them.
@@ -192,14 +185,44 @@ fn invalid_prompt(prompt: &Value) -> Refused {
     }
 }
 
+/// What comes between the text parts of a message.
+const PART_SEPARATOR: &str = " ";
+
+/// The tokens of a chat that is to be answered.
+fn chat_prompt(body: &Value, config: &Config, tokenizer: &Tokenizer) -> Result<Vec<u32>, Refused> {
+    chat_tokens(body, true, config, tokenizer)
+}
+
 /// A chat's tokens.
-pub(super) fn chat_prompt(body: &Value, tokenizer: &Tokenizer) -> Result<Vec<u32>, Refused> {
-    let rendered = body["messages"]
-        .as_array()
-        .filter(|messages| !messages.is_empty())
-        .and_then(|_| tokenizer.render_chat(&body["messages"]));
+pub(super) fn chat_tokens(
+    body: &Value,
+    answer_follows: bool,
+    config: &Config,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>, Refused> {
+    let mut messages = body["messages"].clone();
+    messages
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+        .for_each(join_parts);
+    let rendered = Some(&messages)
+        .filter(|messages| messages.get(0).is_some())
+        .and_then(|messages| tokenizer.render_messages(messages, answer_follows));
     let rendered = rendered.ok_or_else(|| Refused::bad("Messages cannot be empty."))?;
-    Ok(tokenizer.encode(&rendered))
+    let tools = Some(&body["tools"]).filter(|tools| config.own_way_with_tools && tools.is_array());
+    let tools = tools.map(Value::to_string).unwrap_or_default();
+    Ok(tokenizer.encode(&(tools + &rendered)))
+}
+
+/// A message's text parts become one text.
+fn join_parts(message: &mut Value) {
+    let parts = message["content"].as_array();
+    let texts = parts.and_then(|parts| parts.iter().map(|part| part["text"].as_str()).collect());
+    let texts: Option<Vec<&str>> = texts;
+    if let Some(texts) = texts {
+        message["content"] = texts.join(PART_SEPARATOR).into();
+    }
 }
 
 fn sampling(
@@ -235,38 +258,23 @@ fn sampling(
              input and {limit} of completion."
         )));
     }
-    let stop = match &params["stop"] {
-        Value::String(stop) => vec![stop.clone()],
-        Value::Array(stops) => stops
-            .iter()
-            .filter_map(|stop| stop.as_str().map(str::to_owned))
-            .collect(),
-        _ => Vec::new(),
-    };
-    let stop_tokens = params["stop_token_ids"].as_array().into_iter().flatten();
     let min_tokens = [&params["min_new_tokens"], &params["min_tokens"]];
     Ok(Sampling {
         limit,
         min_tokens: min_tokens.into_iter().find_map(count).unwrap_or(0),
         seed: seed(params),
-        stop,
+        stop: wishes::stop_texts(&params["stop"]),
         include_stop: params["no_stop_trim"] == true,
-        stop_tokens: stop_tokens.filter_map(token).collect(),
+        stop_tokens: wishes::stop_tokens(&params["stop_token_ids"]),
         ignore_end: params["ignore_eos"] == true,
         always: None,
         one_of: one_of(params, tokenizer),
     })
 }
 
-/// Greedy unless a temperature is given, so that what nobody cared about can be compared.
 fn seed(params: &Value) -> u64 {
-    let temperature = params["temperature"].as_f64().unwrap_or(0.0);
     let seed = params["sampling_seed"].as_u64().or(params["seed"].as_u64());
-    match seed {
-        _ if temperature <= 0.0 => 0,
-        Some(seed) => seed.wrapping_add(1),
-        None => rand::random(),
-    }
+    wishes::sampling_seed(&params["temperature"], seed)
 }
 
 /// Texts that a grammar allows: a few, so that the KV still decides.
@@ -275,7 +283,7 @@ fn one_of(params: &Value, tokenizer: &Tokenizer) -> Vec<Vec<u32>> {
         || params["response_format"]["type"]
             .as_str()
             .is_some_and(|kind| kind.starts_with("json"));
-    let texts = (0..8).map(|value| format!("{{\"value\":{value}}}"));
+    let texts = wishes::objects("value").into_iter();
     texts
         .filter(|_| grammar)
         .map(|text| tokenizer.encode(&text))
@@ -333,12 +341,4 @@ fn rid(given: &Value, at: usize, batch: usize) -> String {
         _ => None,
     }
     .unwrap_or_else(|| format!("{:032x}", rand::random::<u128>()))
-}
-
-fn count(value: &Value) -> Option<usize> {
-    usize::try_from(value.as_u64()?).ok()
-}
-
-fn token(value: &Value) -> Option<u32> {
-    u32::try_from(value.as_u64()?).ok()
 }

@@ -145,7 +145,10 @@ async fn tokenize(
     let (body, tokenizer) = (json_body(request), &engine.tokenizer);
     let tokens = match body["prompt"].as_str() {
         Some(prompt) => Ok(tokenizer.encode(prompt)),
-        None => request::chat_prompt(&body, tokenizer),
+        None => {
+            let answer_follows = body["add_generation_prompt"] != false;
+            request::chat_tokens(&body, answer_follows, engine.config(), tokenizer)
+        }
     };
     match tokens {
         Ok(tokens) => {

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 
 use self::options::Options;
-use super::config::{Auth, Config, Era, EventsConfig, HashAlgo, Patience};
+use super::config::{Auth, Config, Era, EventsConfig, HashAlgo, Patience, TOKENS_PER_BLOCK};
 use crate::emulated::args::EmulateArgs;
 
 /// An emulated TensorRT-LLM behind trtllm-serve, made from what its sources say: its HTTP API, KV
@@ -21,7 +21,7 @@ use crate::emulated::args::EmulateArgs;
 /// takes trtllm-serve's own flags and its file of options; a sidecar launches it as it launches the
 /// real one:
 ///
-///   baton-sidecar-trtllm -- baton-emulated-trtllm serve tiny --port 8000 --config options.json
+///   baton-sidecar-trtllm -- baton-emulated-trtllm serve tiny --port 8000 --config options.yaml
 ///
 /// Any of them computes prompts for others, takes prompts from others, or does both, as each
 /// request says.
@@ -69,8 +69,12 @@ pub struct Args {
     #[arg(long = "tp_size", alias = "tp-size")]
     tp_size: Option<u32>,
 
-    /// The LLM API's options; flags go before it. JSON, which is YAML, too.
-    #[arg(long = "config", alias = "extra_llm_api_options", value_name = "FILE")]
+    /// The LLM API's options in YAML; flags go before it.
+    #[arg(
+        long = "config",
+        aliases = ["extra_llm_api_options", "extra-llm-api-options"],
+        value_name = "FILE"
+    )]
     config: Option<PathBuf>,
 
     #[command(flatten)]
@@ -173,27 +177,11 @@ impl Args {
         };
         let model = self.model.last().cloned().unwrap_or_default();
         let last_part = model.rsplit('/').next().unwrap_or_default().to_owned();
-        let kv = &options.kv_cache_config;
-        let tokens_per_block = kv.tokens_per_block.unwrap_or(32);
-        let max_seq_len = self.max_seq_len.or(options.max_seq_len).unwrap_or(131_072);
-        let ranks = self.tp_size.or(options.tensor_parallel_size).unwrap_or(1);
+        let sized = self.sized(options, Config::new(era));
         Ok(Config {
             served_model_name: self.served_model_name.clone().unwrap_or(last_part),
             model,
-            tokens_per_block,
-            blocks: kv.max_tokens.unwrap_or(262_144) / tokens_per_block.max(1),
-            max_batch_size: self
-                .max_batch_size
-                .or(options.max_batch_size)
-                .unwrap_or(256),
-            max_num_tokens: self
-                .max_num_tokens
-                .or(options.max_num_tokens)
-                .unwrap_or(8192),
-            max_seq_len,
-            host_blocks: kv.host_blocks(self.emulate.emulate_kv_bytes_per_token, tokens_per_block),
-            attention_dp: options.enable_attention_dp.then_some(ranks),
-            events: self.events(options, max_seq_len),
+            events: self.events(options, sized.max_seq_len),
             hash_algo: match self.own.emulate_hash_algo {
                 HashName::V1BlockKey => HashAlgo::V1BlockKey,
                 HashName::V2Sha256 => HashAlgo::V2Sha256,
@@ -210,8 +198,32 @@ impl Args {
             row_bytes: self.emulate.emulate_kv_bytes_per_token,
             seed: self.emulate.emulate_seed,
             remember: false,
-            ..Config::new(era)
+            ..sized
         })
+    }
+
+    /// How much of everything there is; flags go before the file.
+    fn sized(&self, options: &Options, config: Config) -> Config {
+        let kv = &options.kv_cache_config;
+        let row_bytes = self.emulate.emulate_kv_bytes_per_token;
+        let tokens_per_block = kv.tokens_per_block.unwrap_or(TOKENS_PER_BLOCK);
+        let ranks = self.tp_size.or(options.tensor_parallel_size).unwrap_or(1);
+        Config {
+            tokens_per_block,
+            blocks: kv.max_tokens.unwrap_or(262_144) / tokens_per_block.max(1),
+            max_batch_size: self
+                .max_batch_size
+                .or(options.max_batch_size)
+                .unwrap_or(256),
+            max_num_tokens: self
+                .max_num_tokens
+                .or(options.max_num_tokens)
+                .unwrap_or(8192),
+            max_seq_len: self.max_seq_len.or(options.max_seq_len).unwrap_or(131_072),
+            host_blocks: kv.host_blocks(row_bytes, tokens_per_block),
+            attention_dp: options.enable_attention_dp.then_some(ranks),
+            ..config
+        }
     }
 
     fn events(&self, options: &Options, max_seq_len: usize) -> Option<EventsConfig> {

@@ -27,7 +27,7 @@ pub(super) enum Data {
     /// Blocks in a row can be found.
     Stored {
         parent_hash: Option<Name>,
-        blocks: Vec<Block>,
+        blocks: Vec<StoredBlock>,
     },
     /// Blocks are gone from everywhere.
     Removed { block_hashes: Vec<Name> },
@@ -50,7 +50,7 @@ pub(super) struct Diff {
 /// A block as it is stored.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename = "stored_block")]
-pub(super) struct Block {
+pub(super) struct StoredBlock {
     pub(super) block_hash: Name,
     tokens: Vec<Token>,
     cache_level: u32,
@@ -74,7 +74,7 @@ struct Token {
     token_extra_id: u32,
 }
 
-impl Block {
+impl StoredBlock {
     pub(super) fn new(era: Era, name: Name, tokens: &[u32], salt: Option<&str>) -> Self {
         let token = |id: &u32| Token {
             token_id: *id,

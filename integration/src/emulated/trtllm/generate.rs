@@ -16,7 +16,7 @@ use super::auth;
 use super::config::Era;
 use super::engine::EmulatedTrtllm;
 use super::leg::Leg;
-use super::params::{RequestType, Told};
+use super::params::{Params, RequestType, Told};
 use super::request::{self, Ask, Refused, Route};
 
 struct Work<'a> {
@@ -108,7 +108,7 @@ impl Work<'_> {
                 let mut sampling = ask.sampling.clone();
                 // Equal prompts with equal seeds would say the same.
                 sampling.seed = sampling.seed.wrapping_add(child as u64);
-                let known = ask.params.as_ref().and_then(|params| params.request_id());
+                let known = ask.params.as_ref().and_then(Params::request_id);
                 let (id, rank) = (
                     known.unwrap_or_else(|| self.engine.next_id()),
                     self.rank_for(ask),
@@ -192,8 +192,8 @@ impl Work<'_> {
         answer: &Answer<'_>,
         legs: &mut Legs<'_>,
     ) -> Option<After> {
-        let head = head(200, "text/event-stream; charset=utf-8", None);
-        if !connection.write(&head).await {
+        let opening = head(200, "text/event-stream; charset=utf-8", None);
+        if !connection.write(&opening).await {
             return None;
         }
         let mut begun = vec![false; legs.len()];

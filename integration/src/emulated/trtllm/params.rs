@@ -7,6 +7,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::super::wishes::tokens;
 use super::config::Era;
 use super::fields::{self, invalid};
 use super::request::Refused;
@@ -168,10 +169,4 @@ fn id(params: &Value, name: &str) -> Result<Option<u64>, Refused> {
             }
         },
     }
-}
-
-/// Token ids; `None` if they are none.
-pub(super) fn tokens(ids: &Value) -> Option<Vec<u32>> {
-    let token = |id: &Value| u32::try_from(id.as_u64()?).ok();
-    ids.as_array()?.iter().map(token).collect()
 }

@@ -5,9 +5,10 @@ use serde_json::{Value, json};
 use super::super::core::Sampling;
 use super::super::pool::CacheKeys;
 use super::super::tokenizer::Tokenizer;
+use super::super::wishes::{self, count, tokens};
 use super::config::Config;
 use super::fields;
-use super::params::{Params, RequestType, tokens};
+use super::params::{Params, RequestType};
 
 /// Which route a request came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,14 +117,8 @@ fn stream_options(body: &Value, route: Route) -> Result<(), Refused> {
 }
 
 fn prompts(given: &Value, tokenizer: &Tokenizer) -> Option<Vec<Vec<u32>>> {
-    let several = given
-        .as_array()
-        .filter(|items| !items.is_empty() && items.iter().all(|item| !item.is_number()));
-    let prompt = |given: &Value| match given {
-        Value::String(text) => Some(tokenizer.encode(text)),
-        ids => tokens(ids),
-    };
-    match several {
+    let prompt = |given: &Value| wishes::prompt(given, tokenizer);
+    match wishes::several(given) {
         Some(items) => items.iter().map(prompt).collect(),
         None => prompt(given).map(|prompt| vec![prompt]),
     }
@@ -154,42 +149,24 @@ fn sampling(
             "The sum of prompt length ({prompt}) and max_tokens ({limit}) should not exceed max_seq_len ({longest})"
         )));
     }
-    let stop = match &body["stop"] {
-        Value::String(stop) => vec![stop.clone()],
-        Value::Array(stops) => stops
-            .iter()
-            .filter_map(|stop| stop.as_str().map(str::to_owned))
-            .collect(),
-        _ => Vec::new(),
-    };
     Ok(Sampling {
         limit,
         min_tokens: count(&body["min_tokens"]).unwrap_or(0),
-        seed: seed(body),
-        stop,
+        seed: wishes::sampling_seed(&body["temperature"], body["seed"].as_u64()),
+        stop: wishes::stop_texts(&body["stop"]),
         include_stop: body["include_stop_str_in_output"] == true,
-        stop_tokens: tokens(&body["stop_token_ids"]).unwrap_or_default(),
+        stop_tokens: wishes::stop_tokens(&body["stop_token_ids"]),
         ignore_end: body["ignore_eos"] == true,
         always: None,
         one_of: one_of(body, tokenizer),
     })
 }
 
-/// Greedy unless a temperature is given, so that what nobody cared about can be compared.
-fn seed(body: &Value) -> u64 {
-    let temperature = body["temperature"].as_f64().unwrap_or(0.0);
-    match body["seed"].as_u64() {
-        _ if temperature <= 0.0 => 0,
-        Some(seed) => seed.wrapping_add(1),
-        None => rand::random(),
-    }
-}
-
 /// Texts that a grammar allows: a few, so that the KV still decides.
 fn one_of(body: &Value, tokenizer: &Tokenizer) -> Vec<Vec<u32>> {
     let kind = body["response_format"]["type"].as_str();
     let grammar = kind.is_some_and(|kind| kind.starts_with("json"));
-    let texts = (0..8).map(|value| format!("{{\"value\":{value}}}"));
+    let texts = wishes::objects("value").into_iter();
     texts
         .filter(|_| grammar)
         .map(|text| tokenizer.encode(&text))
@@ -209,8 +186,4 @@ fn keys(body: &Value) -> CacheKeys {
         salt: body["cache_salt"].as_str().map(str::to_owned),
         ..CacheKeys::default()
     }
-}
-
-fn count(value: &Value) -> Option<usize> {
-    usize::try_from(value.as_u64()?).ok()
 }

@@ -30,21 +30,16 @@ pub(super) async fn route(
 ) -> After {
     let path = request.path.split('?').next().unwrap_or_default();
     let main = engine.config().era == Era::Main;
+    if request.method == "GET"
+        && let Some(told) = told(engine, path)
+    {
+        return connection.json(200, &told).await;
+    }
     match (request.method.as_str(), path) {
         ("GET", "/health") => health(connection, engine, life).await,
         ("GET", "/health_generate") => health_generate(connection, life).await,
-        ("GET", "/version") => {
-            let version = engine.config().era.version();
-            connection.json(200, &json!({"version": version})).await
-        }
-        ("GET", "/v1/models") => connection.json(200, &models(engine)).await,
-        ("GET", "/server_info") => connection.json(200, &server_info(engine)).await,
         ("POST", "/kv_cache_events") => events(connection, engine).await,
         ("GET", "/metrics") => metrics(connection, engine).await,
-        ("GET", "/perf_metrics") => {
-            let told = engine.iterations().take_finished();
-            connection.json(200, &told.into()).await
-        }
         ("GET", "/prometheus/metrics") if engine.config().request_stats.is_some() => {
             let page = iterations::page(life);
             let page = page.as_bytes();
@@ -67,6 +62,17 @@ pub(super) async fn route(
             connection.json(405, &told).await
         }
         _ => connection.json(404, &json!({"detail": "Not Found"})).await,
+    }
+}
+
+/// What is told without work.
+fn told(engine: &EmulatedTrtllm, path: &str) -> Option<Value> {
+    match path {
+        "/version" => Some(json!({"version": engine.config().era.version()})),
+        "/v1/models" => Some(models(engine)),
+        "/server_info" => Some(server_info(engine)),
+        "/perf_metrics" => Some(engine.iterations().take_finished().into()),
+        _ => None,
     }
 }
 

@@ -7,7 +7,7 @@ use super::super::core::{Core, Listener, Measured};
 use super::super::pool::{BlockHash, Change};
 use super::super::texts::Texts;
 use super::config::{Config, Era, HashAlgo};
-use super::events::{Block, Data, Name};
+use super::events::{Data, Name, StoredBlock};
 use super::hash::first_eight;
 use super::iterations::Iterations;
 use super::outbox::Outbox;
@@ -121,7 +121,7 @@ impl Telling {
                 present.extend(&hashes);
                 let tokens = tokens.chunks(self.tokens_per_block as usize);
                 let block = |(hash, tokens)| {
-                    Block::new(self.era, self.name(hash), tokens, keys.salt.as_deref())
+                    StoredBlock::new(self.era, self.name(hash), tokens, keys.salt.as_deref())
                 };
                 Some(Data::Stored {
                     parent_hash: parent.map(|parent| self.name(&parent)),

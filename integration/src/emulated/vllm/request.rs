@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::super::core::{Handoff, Remote, Sampling};
 use super::super::pool::CacheKeys;
 use super::super::tokenizer::{self, Tokenizer};
+use super::super::wishes::{self, count, objects, token};
 use super::config::Config;
 
 /// A completion or a chat, understood.
@@ -206,7 +207,7 @@ fn completion_prompts(body: &Value, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32
         one => vec![one.clone()],
     };
     let tokens = several.iter().map(|prompt| {
-        let tokens = one_prompt(prompt, tokenizer).filter(|tokens| !tokens.is_empty());
+        let tokens = wishes::prompt(prompt, tokenizer).filter(|tokens| !tokens.is_empty());
         tokens.ok_or_else(|| invalid_prompt(prompt))
     });
     let prompts: Vec<_> = tokens.collect::<Result<_, _>>()?;
@@ -214,17 +215,6 @@ fn completion_prompts(body: &Value, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32
         Err(invalid_prompt(prompt))
     } else {
         Ok(prompts)
-    }
-}
-
-fn one_prompt(prompt: &Value, tokenizer: &Tokenizer) -> Option<Vec<u32>> {
-    match prompt {
-        Value::String(text) => Some(tokenizer.encode(text)),
-        Value::Array(ids) => ids
-            .iter()
-            .map(|id| u32::try_from(id.as_u64()?).ok())
-            .collect(),
-        _ => None,
     }
 }
 
@@ -271,22 +261,13 @@ fn sampling(
         );
         return Err(Refused::bad(message, None));
     }
-    let stop = match &body["stop"] {
-        Value::String(stop) => vec![stop.clone()],
-        Value::Array(stops) => stops
-            .iter()
-            .filter_map(|stop| stop.as_str().map(str::to_owned))
-            .collect(),
-        _ => Vec::new(),
-    };
-    let stop_tokens = body["stop_token_ids"].as_array().into_iter().flatten();
     Ok(Sampling {
         limit,
         min_tokens,
-        seed: sampling_seed(body),
-        stop,
+        seed: wishes::sampling_seed(&body["temperature"], body["seed"].as_u64()),
+        stop: wishes::stop_texts(&body["stop"]),
         include_stop: body["include_stop_str_in_output"] == true,
-        stop_tokens: stop_tokens.filter_map(token).collect(),
+        stop_tokens: wishes::stop_tokens(&body["stop_token_ids"]),
         ignore_end: body["ignore_eos"] == true,
         always: always(&body["logit_bias"]),
         one_of: grammar(body)?
@@ -320,16 +301,6 @@ fn limit(body: &Value, chat: bool, prompt: usize, config: &Config) -> Result<usi
         Some(asked) => Ok(asked.min(longest - prompt)),
         None if chat => Ok(longest - prompt),
         None => Ok(16.min(longest - prompt)),
-    }
-}
-
-/// Greedy unless a temperature is given: vLLM's default is 1, but whoever does not care gets what can be compared.
-fn sampling_seed(body: &Value) -> u64 {
-    let temperature = body["temperature"].as_f64().unwrap_or(0.0);
-    match body["seed"].as_u64() {
-        _ if temperature <= 0.0 => 0,
-        Some(seed) => seed.wrapping_add(1),
-        None => rand::random(),
     }
 }
 
@@ -376,12 +347,6 @@ fn grammar(body: &Value) -> Result<Vec<String>, Refused> {
             Err(Refused::bad(message, None))
         }
     }
-}
-
-fn objects(key: &str) -> Vec<String> {
-    (0..8)
-        .map(|value| format!("{{\"{key}\":{value}}}"))
-        .collect()
 }
 
 /// A tool that must be called is a grammar, too.
@@ -456,12 +421,4 @@ fn handoff(params: &Value) -> Handoff {
         return Handoff::Hold;
     }
     Handoff::None
-}
-
-fn count(value: &Value) -> Option<usize> {
-    usize::try_from(value.as_u64()?).ok()
-}
-
-fn token(value: &Value) -> Option<u32> {
-    u32::try_from(value.as_u64()?).ok()
 }

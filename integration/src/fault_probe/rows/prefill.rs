@@ -97,7 +97,9 @@ pub(super) fn killed(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 /// It dies while the router has the ticket, and another engine boots in its place, with its id and with other KV. A decode
-/// engine that never met the first one, as the one that is there, would take the second for it: it must not see the ticket.
+/// engine that never met the first one, as the one that is there, would take the second for it. A router that read the ticket
+/// in time knows its age, and has it confirmed before decode sees it; one that reads it only now believes it fresh, and then
+/// the answer is withheld.
 pub(super) fn reborn(scene: &mut Scene<'_>) -> Result<()> {
     scene.revive(Who::Prefill)?;
     scene.revive(Who::Decode)?;
@@ -112,11 +114,11 @@ pub(super) fn reborn(scene: &mut Scene<'_>) -> Result<()> {
     let ended = call.finish();
     scene.judge("an answer, or an error", &asked, &ended);
     let after = look::attempts(&scene.stand.router_url())?;
-    let kept_away = after.failed > before.failed && after.withheld == before.withheld;
+    let noticed = after.failed > before.failed;
     let detail = format!("{before:?} before, {after:?} after");
     scene.check(
-        "decode was not given the first one's ticket",
-        kept_away,
+        "nobody was answered by the first one's ticket",
+        noticed,
         &detail,
     );
     scene.join(Who::Prefill)?;

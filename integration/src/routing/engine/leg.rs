@@ -12,6 +12,8 @@ pub struct Leg {
     pub request: u32,
     /// Tokens of the prompt.
     pub prompt: u32,
+    /// Of these, how many the router says are left to compute.
+    pub uncached: u32,
     /// Tokens to generate.
     pub answer: u32,
     /// Sequence hashes of the prompt's full blocks.

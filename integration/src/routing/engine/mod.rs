@@ -121,7 +121,7 @@ pub struct Busy {
     pub held: u32,
     /// Blocks that nobody uses.
     pub free_blocks: u32,
-    /// Prompt tokens of legs that are to compute a prompt and have no token yet.
+    /// Prompt tokens of legs that are to compute a prompt and have no token yet, as far as the router says they are uncached.
     pub queued_prefill_tokens: u64,
 }
 
@@ -236,7 +236,7 @@ impl Engine {
             }
             let computes = !matches!(sequence.leg.handoff, Handoff::Fetch { .. });
             if computes && sequence.generated == 0 {
-                busy.queued_prefill_tokens += u64::from(sequence.leg.prompt);
+                busy.queued_prefill_tokens += u64::from(sequence.leg.uncached);
             }
         }
         busy

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use baton_planner::{
-    Ask, Booked, Cached, Duty, Kind, Limits, Load, Place, Plan, Planner, Standing, Transit, Work,
-    Worker,
+    Ask, Booked, Cached, Duty, Kind, Limits, Load, Place, Plan, Planner, Promise, Standing,
+    Transit, Work, Worker,
 };
 use baton_proto::worker::Role;
 use rand::SeedableRng;
@@ -50,11 +50,14 @@ struct Known {
 #[derive(Debug)]
 struct Request {
     tokens: u64,
+    uncached: u64,
     blocks: Arc<[u64]>,
     prefill: usize,
     decode: usize,
     leg: Booked,
     held: Option<Booked>,
+    /// Its decode leg will come.
+    promise: Option<Promise>,
     transit: Option<Transit>,
     expects: bool,
     first: f64,
@@ -170,22 +173,25 @@ impl Baton {
         standings.collect()
     }
 
-    fn book(&mut self, now: f64, request: &Arrival, plan: Plan, work: Work) {
+    fn book(&mut self, now: f64, request: &Arrival, plan: Plan, work: Work, due: f64) {
         let (prefill, decode) = match plan {
             Plan::Local { worker } => (worker, worker),
             Plan::Split { prefill, decode } => (prefill, decode),
         };
         let tokens = request.tokens.into();
+        let promise = (prefill != decode).then(|| self.workers[decode].books.promise(tokens, due));
         let known = &mut self.workers[prefill];
         let leg = known.books.book(work, tokens, now);
         known.expect(&request.blocks);
         let request_state = Request {
             tokens,
+            uncached: work.tokens,
             blocks: Arc::clone(&request.blocks),
             prefill,
             decode,
             leg,
             held: None,
+            promise,
             transit: None,
             expects: true,
             first: now,
@@ -253,6 +259,7 @@ impl Baton {
             .planner
             .begin_transfer(&mut decode, &from, &to, bytes, now);
         request.transit = Some(transit);
+        request.promise = None;
         request.held = Some(std::mem::replace(&mut request.leg, decode));
     }
 
@@ -311,11 +318,17 @@ impl Policy for Baton {
         }) = plan;
         let work = self.planner.work(ask, &standings[worker]);
         self.random = random;
-        self.book(now, request, plan, work);
+        let due = now + chosen.candidate.cost.until_decode();
+        self.book(now, request, plan, work, due);
         match plan {
             Plan::Local { worker } => Choice::Local { worker },
             Plan::Split { prefill, decode } => Choice::Split { prefill, decode },
         }
+    }
+
+    fn uncached(&self, request: u32) -> Option<u32> {
+        let request = self.requests.get(&request)?;
+        u32::try_from(request.uncached).ok()
     }
 
     fn told(&mut self, now: f64, news: &News<'_>) {

@@ -202,6 +202,7 @@ impl<'a> Simulation<'a> {
         let leg = Leg {
             request,
             prompt: asked.prompt,
+            uncached: self.policy.uncached(request).unwrap_or(asked.prompt),
             answer: if handoff == Handoff::Hold {
                 1
             } else {

@@ -1,5 +1,6 @@
 //! Decode's leg: it finds prefill, waits for its KV, and goes on from there.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 
 use tokio::sync::oneshot;
@@ -27,8 +28,12 @@ impl From<Abort> for Stop {
 impl Leg {
     pub(super) async fn decode(&self, at: &Bootstrap) -> Result<(), Abort> {
         let met = self.cancel.run_until_cancelled(self.meet(at)).await;
-        let Some(mut line) = met.flatten() else {
+        let Some(address) = met.flatten() else {
             return Err(self.failed("Decode", "handshake", at.room, ABORTED));
+        };
+        let Some(mut line) = Line::to(address, at.room, true).await else {
+            let why = self.in_vain(at).await;
+            return Err(self.failed("Decode", "transfer", at.room, &why));
         };
         match self.receive(at, &mut line).await {
             Ok(()) => Ok(()),
@@ -37,6 +42,15 @@ impl Leg {
                 line.say(&Word::Failed(why.clone())).await;
                 Err(self.failed("Decode", "transfer", at.room, &why))
             }
+        }
+    }
+
+    /// Nobody listens where prefill was: what the real one says there is never heard, and it does not notice.
+    async fn in_vain(&self, at: &Bootstrap) -> String {
+        tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => ABORTED.to_owned(),
+            why = self.bounds(at) => why,
         }
     }
 
@@ -97,29 +111,29 @@ impl Leg {
         }
     }
 
-    /// A line to prefill's rank, about the room.
-    async fn meet(&self, at: &Bootstrap) -> Option<Line> {
+    /// Where prefill's rank is, as far as is known.
+    async fn meet(&self, at: &Bootstrap) -> Option<SocketAddr> {
         let patience = self.patience();
         for attempt in 0..patience.topology_tries {
             if attempt > 0 {
                 tokio::time::sleep(patience.topology_pause).await;
             }
-            if let Some(line) = self.try_to_meet(at).await {
-                return Some(line);
+            if let Some(address) = self.try_to_meet(at).await {
+                return Some(address);
             }
         }
         None
     }
 
-    async fn try_to_meet(&self, at: &Bootstrap) -> Option<Line> {
-        let topology = bootstrap::topology(&at.host, at.port).await?;
+    async fn try_to_meet(&self, at: &Bootstrap) -> Option<SocketAddr> {
+        let peers = self.engine.peers(self.rank);
+        let topology = peers.topology(&at.host, at.port).await?;
         if topology.page_size != u64::from(self.engine.config().page_size) {
             return None;
         }
         let rank = self.prefill_dp_rank;
         let rank = rank.unwrap_or(at.room % topology.dp_size);
-        let address = bootstrap::rank(&at.host, at.port, rank).await?;
-        Line::to(address, at.room, true).await
+        peers.rank(&at.host, at.port, rank).await
     }
 
     /// Where the KV is, or why it is nowhere.

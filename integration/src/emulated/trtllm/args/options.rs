@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::super::config::Transceiver;
 
@@ -55,11 +56,13 @@ impl KvCache {
 impl Options {
     pub(super) fn read(file: &Path) -> Result<Self> {
         let shown = file.display();
-        let bytes =
-            std::fs::read(file).with_context(|| format!("--config {shown} cannot be read"))?;
-        serde_json::from_slice(&bytes).with_context(|| {
-            format!("{shown} is not the LLM API's options in JSON, which YAML includes")
-        })
+        let text = std::fs::read_to_string(file);
+        let text = text.with_context(|| format!("--config {shown} cannot be read"))?;
+        // By way of JSON: what is null there is as good as left out.
+        let options: Value = serde_saphyr::from_str(&text)
+            .with_context(|| format!("{shown} is not the LLM API's options in YAML"))?;
+        let options = serde_json::from_value(without_nulls(options));
+        options.with_context(|| format!("{shown} has an option of another type"))
     }
 
     /// Requests whose statistics are kept, if any are.
@@ -86,4 +89,16 @@ impl Options {
         let config = self.cache_transceiver_config.as_ref()?;
         config.kv_transfer_timeout_ms.map(Duration::from_millis)
     }
+}
+
+fn without_nulls(options: Value) -> Value {
+    let Value::Object(options) = options else {
+        return json!({});
+    };
+    let said = options.into_iter().filter(|(_, value)| !value.is_null());
+    let inner = said.map(|(key, value)| match value {
+        Value::Object(_) => (key, without_nulls(value)),
+        value => (key, value),
+    });
+    inner.collect::<serde_json::Map<_, _>>().into()
 }

@@ -48,6 +48,16 @@ fn options_say_what_there_is() {
 }
 
 #[test]
+fn options_are_yaml() {
+    let options = "kv_cache_config:\n  event_buffer_max_size: 8 # few\n  tokens_per_block:\n";
+    let told = with_options(options, &[]).unwrap();
+    assert_eq!(
+        (told.events.unwrap().buffer, told.tokens_per_block),
+        (8, 32)
+    );
+}
+
+#[test]
 fn what_cannot_work_is_refused_in_a_sentence() {
     let refused = [
         config(&["--host", "0.0.0.0"]),
@@ -57,7 +67,7 @@ fn what_cannot_work_is_refused_in_a_sentence() {
             "{\"cache_transceiver_config\": {\"backend\": \"MPI\"}}",
             &[],
         ),
-        with_options("kv_cache_config: {}", &[]),
+        with_options("kv_cache_config: [", &[]),
     ];
     for refused in refused {
         let said = refused.unwrap_err().to_string();
