@@ -44,6 +44,11 @@ impl Ended {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.news.notify_one();
     }
+
+    /// How many so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
 }
 
 /// How long without an answer a view is still told.
@@ -108,12 +113,18 @@ impl Ears {
             feed.watch(rank);
         }
         let stop = CancellationToken::new();
-        tokio::spawn(load::sample(source.clone(), self.sample, stop.clone()));
+        let ended = Arc::clone(&self.ended);
+        tokio::spawn(load::sample(
+            source.clone(),
+            self.sample,
+            ended,
+            stop.clone(),
+        ));
         let follower = Follower {
             source,
             lives: self.lives,
             ranks: self.ranks,
-            began_at: self.ended.count.load(Ordering::Relaxed),
+            began_at: self.ended.count(),
             ended: self.ended,
             stop: stop.clone(),
             tracker: Tracker::new(known),
@@ -220,7 +231,7 @@ impl<S: Source> Follower<S> {
         }
         self.heard.judge_names(self.tracker.names());
         if self.tracker.ranks().next().is_none() {
-            let ended = self.ended.count.load(Ordering::Relaxed);
+            let ended = self.ended.count();
             self.heard
                 .nothing_after(ended.saturating_sub(self.began_at));
         }

@@ -15,6 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::TrtllmEngine;
+use crate::follow::Ended;
 use crate::source::Source;
 
 /// How often they are asked for.
@@ -22,6 +23,9 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// How long the last step says how busy the engine is.
 const FRESH: Duration = Duration::from_millis(1500);
+
+/// Requests after which an engine that says how busy it is has said something.
+const TELLING_REQUESTS: u64 = 8;
 
 /// What a step of the engine was like.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -121,35 +125,42 @@ impl LoadSample {
 pub(crate) async fn sample(
     source: impl Source,
     sample: Arc<Mutex<LoadSample>>,
+    ended: Arc<Ended>,
     stop: CancellationToken,
 ) {
     *sample.lock().unwrap_or_else(PoisonError::into_inner) = LoadSample::default();
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said = false;
+    let (began_at, mut said) = (ended.count(), false);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        let taken = source.take_statistics().await;
-        match taken
-            .map_err(|error| error.to_string())
-            .and_then(|answer| read(&answer))
-        {
-            Ok(steps) => {
-                let mut sample = sample.lock().unwrap_or_else(PoisonError::into_inner);
-                sample.take(steps, Instant::now());
-            }
-            Err(why) if !std::mem::replace(&mut said, true) => {
-                tracing::warn!(
-                    why,
-                    "the engine does not say how busy it is: set its enable_iter_perf_stats"
-                );
-            }
-            Err(_) => {}
+        let told = take(&source, &sample).await;
+        let requests = ended.count().saturating_sub(began_at);
+        if !told && requests >= TELLING_REQUESTS && !std::mem::replace(&mut said, true) {
+            tracing::warn!(
+                requests,
+                "the engine does not say how busy it is: set its enable_iter_perf_stats, and see that nobody else asks for its \
+                 statistics"
+            );
         }
     }
+}
+
+/// Takes what there is; whether anything was ever told.
+async fn take(source: &impl Source, sample: &Mutex<LoadSample>) -> bool {
+    let answered = source.take_statistics().await;
+    let steps = answered
+        .map_err(|error| error.to_string())
+        .and_then(|answer| read(&answer));
+    let mut sample = sample.lock().unwrap_or_else(PoisonError::into_inner);
+    match steps {
+        Ok(steps) => sample.take(steps, Instant::now()),
+        Err(why) => tracing::debug!(why, "the engine's statistics cannot be had"),
+    }
+    sample.last.is_some()
 }
 
 impl TrtllmEngine {
