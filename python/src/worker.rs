@@ -32,7 +32,7 @@ const THREADS: usize = 2;
 #[pyclass(frozen, module = "baton._native")]
 pub(crate) struct Worker {
     address: String,
-    worker_id: String,
+    name: String,
     questions: Mutex<mpsc::Receiver<Question>>,
     running: Mutex<Option<Running>>,
 }
@@ -61,7 +61,7 @@ impl Worker {
     /// Its name in the fleet.
     #[getter]
     fn worker_id(&self) -> &str {
-        &self.worker_id
+        &self.name
     }
 
     /// The next question; none after the end.
@@ -90,16 +90,16 @@ impl Worker {
 }
 
 impl Worker {
-    fn start(argv: Vec<OsString>) -> Result<Self, Exit> {
+    fn start(flags: Vec<OsString>) -> Result<Self, Exit> {
         let program = OsString::from("baton.attach");
-        let args: ObservedArgs = parse(std::iter::once(program).chain(argv)).map_err(refusal)?;
+        let args: ObservedArgs = parse(std::iter::once(program).chain(flags)).map_err(refusal)?;
         start_logs(args.common())?;
-        let (address, worker_id) = (args.core.address(), args.core.worker_id.to_string());
+        let (address, name) = (args.core.address(), args.core.worker_id.to_string());
         let (asking, questions) = mpsc::channel(2);
         let running = Running::start(args, Source::new(asking))?;
         Ok(Self {
             address,
-            worker_id,
+            name,
             questions: Mutex::new(questions),
             running: Mutex::new(Some(running)),
         })

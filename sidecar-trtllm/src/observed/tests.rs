@@ -1,5 +1,9 @@
 use std::collections::VecDeque;
 
+use baton_proto::{ErrorKind, Retry, Stage};
+use baton_sidecar_core::core::Core;
+use baton_sidecar_core::metrics::Metrics;
+use baton_sidecar_core::status::EngineStatus;
 use baton_sidecar_core::view::KvView;
 use baton_sidecar_core::view::metrics::ViewMetrics;
 use clap::Parser;
@@ -82,4 +86,22 @@ async fn what_it_tells_becomes_a_view_and_a_load() {
         1
     );
     drop(following);
+}
+
+#[tokio::test]
+async fn whoever_sends_it_a_leg_is_refused_and_may_go_elsewhere() {
+    let engine = engine(&["--token", "a-secret-of-this-test"]);
+    let (core, token) = (
+        engine.args.core.clone(),
+        engine.args.core.common.fleet_token(),
+    );
+    let attached = engine.attach().await.unwrap();
+    let core = Core::new(engine, core, token.unwrap(), Metrics::default()).unwrap();
+    core.engine_seen(EngineStatus::Up(Arc::new(attached)));
+    let refused = core.ready(Stage::Generate).unwrap_err();
+    assert_eq!(
+        (refused.kind, refused.retry),
+        (ErrorKind::NoWorker, Retry::Safe)
+    );
+    assert!(refused.message.contains("observed"), "{refused}");
 }
