@@ -132,7 +132,6 @@ mod tests {
     const LIMITS: Limits = Limits {
         kv_tokens: Some(1000),
         sequences: Some(3),
-        step_tokens: None,
         context: None,
         bytes_per_token: None,
     };

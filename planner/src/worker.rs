@@ -20,8 +20,6 @@ pub struct Limits {
     pub kv_tokens: Option<u64>,
     /// Sequences that run at a time.
     pub sequences: Option<u32>,
-    /// Tokens that a step computes at most.
-    pub step_tokens: Option<u32>,
     /// Longest sequence.
     pub context: Option<u64>,
     /// Bytes of KV that a token leaves.

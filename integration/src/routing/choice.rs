@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use baton_index::{Found, Index, Tier};
 use baton_planner::{
-    Ask, Booked, Cached, Duty, Limits, Place, Planner, Standing, Topology, Work, Worker,
+    Ask, Booked, Cached, Duty, Limits, Place, Planner, Promise, Standing, Topology, Work, Worker,
 };
 use baton_proto::hash::{Namespace, SequenceHash, sequence_hashes};
 use rand::rngs::StdRng;
@@ -44,10 +44,11 @@ struct Scene {
     places: Vec<Place>,
     planner: Planner,
     _booked: Vec<Booked>,
+    _promised: Vec<Promise>,
 }
 
 impl Scene {
-    /// 64 prefill and 64 decode workers in eight racks, all of them busy, each with another part of the prompt.
+    /// 64 prefill and 64 decode workers in eight racks, all of them busy and about to get more, each with another part of the prompt.
     fn new(random: &mut StdRng) -> Self {
         let index = Index::new();
         let tokens: Vec<u32> = (0..BLOCKS * BLOCK + 7)
@@ -66,7 +67,7 @@ impl Scene {
             let rack = BTreeMap::from([("rack".to_owned(), (at % 8).to_string())]);
             topology.place(&rack)
         });
-        let mut booked = Vec::new();
+        let (mut booked, mut promised) = (Vec::new(), Vec::new());
         for worker in &workers {
             let target = index.add_target();
             index.store(
@@ -77,6 +78,7 @@ impl Scene {
             for _ in 0..random.random_range(0..6) {
                 let tokens = random.random_range(0..8000);
                 booked.push(worker.book(Work { tokens, cached: 0 }, tokens, 0.0));
+                promised.push(worker.promise(tokens, 0.1));
             }
         }
         Self {
@@ -90,6 +92,7 @@ impl Scene {
                 ..Planner::default()
             },
             _booked: booked,
+            _promised: promised,
         }
     }
 

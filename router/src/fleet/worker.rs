@@ -383,7 +383,6 @@ impl WorkerView {
                 .zip(info.block_size)
                 .map(|(blocks, size)| blocks.saturating_mul(size.into())),
             sequences: sequences.map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
-            step_tokens: info.max_batched_tokens,
             context: info.context_length.map(u64::from),
             bytes_per_token: info.kv_bytes_per_token,
         }

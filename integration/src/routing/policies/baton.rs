@@ -73,7 +73,6 @@ impl Known {
             limits: Limits {
                 kv_tokens: Some(kv_tokens),
                 sequences: Some(facts.max_sequences),
-                step_tokens: Some(facts.max_batched_tokens),
                 context: Some(facts.context_length.into()),
                 bytes_per_token: Some(facts.kv_bytes_per_token.into()),
             },
