@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use baton_transfer::AgentConfig;
@@ -41,6 +42,8 @@ struct Inner {
     seats: Mutex<Vec<Arc<Seat>>>,
     /// Whether it looks all the time whether clients are still there.
     watches: watch::Sender<bool>,
+    /// So many aborts come before what they are about.
+    early_aborts: AtomicUsize,
     /// Requests that can be aborted by name.
     named: Mutex<HashMap<u64, (String, CancellationToken)>>,
 }
@@ -112,6 +115,7 @@ impl EmulatedSglang {
             config,
             seats: Mutex::default(),
             watches: watch::Sender::default(),
+            early_aborts: AtomicUsize::new(0),
             named: Mutex::default(),
         };
         Ok(Self {
@@ -282,8 +286,19 @@ impl EmulatedSglang {
         }
     }
 
+    /// The next so many aborts come before what they are about: they end nothing.
+    pub fn hear_too_early(&self, aborts: usize) {
+        self.inner.early_aborts.store(aborts, Ordering::Relaxed);
+    }
+
     /// Aborts every request whose name begins so.
     pub(super) fn abort(&self, rid: &str) {
+        let early = &self.inner.early_aborts;
+        let one_less = |left: usize| left.checked_sub(1);
+        let was_early = early.try_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        if was_early.is_ok() {
+            return;
+        }
         let named = self.inner.named.lock().unwrap();
         let meant = named.values().filter(|(known, _)| known.starts_with(rid));
         meant.for_each(|(_, cancel)| cancel.cancel());
