@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use baton_integration::client::Answer;
+use baton_integration::client::{Answer, Exchange};
 use baton_integration::emulated::model;
 use baton_integration::emulated::script::{Gate, Leg, Rule};
 use baton_integration::emulated::sglang::{Config, Mode, Patience};
@@ -177,6 +177,46 @@ async fn a_client_that_leaves_while_its_prompt_is_computed_ends_the_computing() 
         prefill.stats()
     );
     assert_eq!(decode.transferred_tokens(), 0);
+    fleet.finish().await;
+}
+
+/// Prefill has its room, and decode does not come.
+async fn waits_for_decode(fleet: &Fleet) -> (Exchange, Gate) {
+    let gate = Gate::new();
+    let rule = Rule::on(Leg::Decode).gate(&gate);
+    fleet.emulated("d0").script(rule);
+    let body = asks(PROMPT, 6).to_string();
+    let exchange = fleet.begin("/v1/completions", body).await;
+    gate.reached(1).await;
+    fleet.emulated("p0").saw(Leg::Prefill, Fate::Running).await;
+    (exchange, gate)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_abort_that_comes_before_its_request_is_said_again() {
+    let fleet = pair(NEVER).start().await;
+    let (exchange, gate) = waits_for_decode(&fleet).await;
+    for name in ["p0", "d0"] {
+        fleet.sglang(name).hear_too_early(1);
+    }
+    drop(exchange);
+    rests(&fleet, &["p0", "d0"]).await;
+    gate.open();
+    fleet.finish().await;
+}
+
+/// It drains for as long as it may, and then its engine is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sidecar_that_ends_leaves_no_leg_in_its_engine() {
+    let mut fleet = pair(NEVER).start().await;
+    let (exchange, gate) = waits_for_decode(&fleet).await;
+    fleet.take_sidecar("p0").stop().await.unwrap();
+    until("the engine to be idle", || async {
+        fleet.emulated("p0").working_on() == 0
+    })
+    .await;
+    drop(exchange);
+    gate.open();
     fleet.finish().await;
 }
 

@@ -14,6 +14,7 @@ use baton_proto::{
 use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::args::CoreArgs;
 use crate::engine::{Attached, Engine, Following};
@@ -78,6 +79,8 @@ pub struct Core<E> {
     pub draining: CancellationToken,
     /// Cancelled when the sidecar is about to end: streams that never end by themselves do.
     pub closing: CancellationToken,
+    /// What the engine is still to be told of legs that are over: the sidecar does not end before that.
+    pub(crate) farewells: TaskTracker,
     /// Wakes the watchdog before its time.
     pub look_again: Notify,
     /// Wakes all that keep this sidecar registered when a watch stream ends.
@@ -130,6 +133,7 @@ impl<E: Engine> Core<E> {
             progress: Arc::new(Progress::new(args.progress_floor())),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
+            farewells: TaskTracker::new(),
             look_again: Notify::new(),
             unwatched: Notify::new(),
             quarantine: ArcSwapOption::empty(),

@@ -18,6 +18,9 @@ use crate::metrics::Metrics;
 use crate::server::Surface;
 use crate::{giveback, membership, watchdog};
 
+/// Longest that the engine may take to be told which legs are over.
+const FAREWELLS: Duration = Duration::from_secs(4);
+
 /// Runs a sidecar until it is asked to stop or its engine ends.
 pub async fn run<E: Engine>(
     engine: E,
@@ -73,6 +76,13 @@ pub async fn run<E: Engine>(
         .is_err()
     {
         tracing::warn!("some tasks did not end in time");
+    }
+    core.farewells.close();
+    if tokio::time::timeout(FAREWELLS, core.farewells.wait())
+        .await
+        .is_err()
+    {
+        tracing::warn!("the engine could not be told in time which legs are over");
     }
     if let Some(launched) = launched {
         launched.stop().await;

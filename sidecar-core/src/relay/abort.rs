@@ -37,11 +37,13 @@ impl<E: Engine> Drop for Unanswered<E> {
         };
         // Without a runtime the process is ending, and its connections with it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
+            let farewells = core.farewells.clone();
+            let farewell = async move {
                 abort(&core, &request).await;
                 tokio::time::sleep(AGAIN).await;
                 abort(&core, &request).await;
-            });
+            };
+            farewells.spawn_on(farewell, &runtime);
         }
     }
 }

@@ -15,13 +15,14 @@ use baton_proto::call::{EngineAnswer, Outcome, PrefillCall, PrefillFrame};
 use baton_proto::ticket::{Draft, Ticket, TransferMetadata};
 use baton_proto::{Error, ErrorKind, Incarnation, Retry, Source, Stage};
 use bytes::Bytes;
+use futures_util::TryFutureExt;
 use http::header::CONTENT_TYPE as CONTENT_TYPE_HEADER;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
-use super::abort::abort;
+use super::abort::{Unanswered, abort};
 use super::frames::{answer, listener, ticket_in};
 use super::leg::{
     ActiveLeg, Arrived, LONGEST_LEG, answers_another, engine_broke_off, engine_failed, send,
@@ -80,7 +81,15 @@ pub async fn prefill<E: Engine>(
         offered,
         rest,
     };
-    tokio::spawn(running.run(open).instrument(span));
+    let is_offered = running.offered.is_some();
+    let farewells = running.core.farewells.clone();
+    let run = running.run(open).instrument(span);
+    if is_offered {
+        // The leg itself is what holds the KV: its engine is told when it ends with its sidecar.
+        farewells.spawn(run);
+    } else {
+        tokio::spawn(run);
+    }
     Ok(answer(&admitted, listener))
 }
 
@@ -268,19 +277,24 @@ impl<E: Engine> Running<E> {
         open: &OpenLeg,
         body: String,
     ) -> Result<Response<Incoming>, Error> {
-        let mut sent = std::pin::pin!(send(&self.core, &self.arrived, body, LONGEST_LEG));
+        let mut unanswered = Unanswered::new(&self.core, &self.arrived.call.request);
+        let sent = send(&self.core, &self.arrived, body, LONGEST_LEG)
+            .inspect_ok(|_| unanswered.answered());
+        let mut sent = std::pin::pin!(sent);
         let unwanted = tokio::select! {
             biased;
             response = &mut sent => return response,
             () = open.released() => cancelled("it was released"),
             () = self.rest.closed() => cancelled("its router went away"),
             () = tokio::time::sleep_until(self.arrived.deadline) => out_of_time(),
+            () = self.core.closing.cancelled() => return Err(cancelled("its sidecar ends")),
         };
         self.core.ledger.release(&self.arrived.call.ticket);
         tokio::select! {
             biased;
             response = &mut sent => return response,
             () = open.released() => {}
+            () = self.core.closing.cancelled() => return Err(unwanted),
         }
         abort(&self.core, &self.arrived.call.request).await;
         match tokio::time::timeout(DROPPED, sent).await {

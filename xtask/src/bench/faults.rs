@@ -15,6 +15,9 @@ const USUAL: (u64, u64) = (20_000, 1_000);
 /// The same for a run that shows that everything still works.
 const SMOKE: (u64, u64) = (400, 350);
 
+/// The same with SGLang, two of whose protections are needed more seldom.
+const SMOKE_SGLANG: (u64, u64) = (400, 800);
+
 /// What `bench faults` is asked for.
 #[derive(Args)]
 pub(crate) struct FaultsArgs {
@@ -84,7 +87,11 @@ pub(super) fn run(args: &FaultsArgs, missing: Missing) -> Result<()> {
             .args(binary),
     )?;
     let mut command = Command::new(workspace::release_binary("baton-bench"));
-    let (usual, sabotaged) = if args.smoke { SMOKE } else { USUAL };
+    let (usual, sabotaged) = match (args.smoke, args.engine) {
+        (false, _) => USUAL,
+        (true, Engine::Sglang) => SMOKE_SGLANG,
+        (true, Engine::Vllm | Engine::Mixed) => SMOKE,
+    };
     let requests = args.requests.unwrap_or(usual);
     command.arg("faults");
     command.args(["--engine", name(&args.engine).as_str()]);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::net::TcpListener;
@@ -38,6 +39,8 @@ struct Inner {
     bootstrap: SocketAddr,
     /// What each rank of the current life has for handoffs.
     places: Mutex<Vec<Arc<Place>>>,
+    /// So many aborts come before what they are about.
+    early_aborts: AtomicUsize,
     /// Requests that can be aborted by name.
     named: Mutex<HashMap<u64, (String, CancellationToken)>>,
 }
@@ -104,6 +107,7 @@ impl EmulatedSglang {
             bootstrap: SocketAddr::new(http.ip(), config.bootstrap_port),
             config,
             places: Mutex::default(),
+            early_aborts: AtomicUsize::new(0),
             named: Mutex::default(),
         };
         Ok(Self {
@@ -252,8 +256,19 @@ impl EmulatedSglang {
         }
     }
 
+    /// The next so many aborts come before what they are about: they end nothing.
+    pub fn hear_too_early(&self, aborts: usize) {
+        self.inner.early_aborts.store(aborts, Ordering::Relaxed);
+    }
+
     /// Aborts every request whose name begins so.
     pub(super) fn abort(&self, rid: &str) {
+        let early = &self.inner.early_aborts;
+        let one_less = |left: usize| left.checked_sub(1);
+        let was_early = early.try_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        if was_early.is_ok() {
+            return;
+        }
         let named = self.inner.named.lock().unwrap();
         let meant = named.values().filter(|(known, _)| known.starts_with(rid));
         meant.for_each(|(_, cancel)| cancel.cancel());
