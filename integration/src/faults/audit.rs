@@ -11,9 +11,10 @@ use super::seat::RouterSeat;
 use super::stand::{Stand, Worker};
 use super::tally::Tally;
 use crate::emulated::vllm::Fate;
+use crate::fleet::Emulated;
 use crate::{client, fleet, kv_scene};
 
-/// So long nobody asks before it is looked at what is left.
+/// So long nobody asks before it is looked at what is left, beyond what engines may hold it for.
 const QUIET: Duration = Duration::from_secs(5);
 
 /// So long workers may take to be back at every router.
@@ -29,7 +30,8 @@ const GLANCE: Duration = Duration::from_millis(50);
 pub async fn quiet_point(stand: &Stand, tally: &mut Tally) {
     lift(stand).await;
     all_are_back(stand, tally).await;
-    sleep(QUIET).await;
+    let held = stand.workers().map(|worker| worker.subject().holds_for());
+    sleep(QUIET + held.max().unwrap_or_default()).await;
     for worker in stand.workers() {
         engine_is_empty(worker, tally);
         sidecar_is_idle(worker, tally).await;
@@ -41,6 +43,9 @@ pub async fn quiet_point(stand: &Stand, tally: &mut Tally) {
         }
     }
     forget_requests(stand, tally);
+    let engines = stand.workers().map(Worker::engine);
+    let timed_out: u64 = engines.filter_map(Emulated::timed_out_blocks).sum();
+    tally.timed_out_blocks = usize::try_from(timed_out).unwrap_or(usize::MAX);
 }
 
 /// Everything runs and nothing is wrong with it.
@@ -160,12 +165,15 @@ async fn view_is_right(number: usize, router: &RouterSeat, worker: &Worker, tall
             known => Ok(known),
         }
     });
-    if let Err(known) = right.await {
-        tally.view_wrong += 1;
-        tally.tell("view_wrong", format!(
-            "router {number} is certain of {}: {} blocks, digest {:016x}; it holds {} with {:016x}",
-            worker.name, known.0, known.1, holds.0, holds.1
-        ));
+    match right.await {
+        Ok(known) => tally.views_right += usize::from(known.is_some()),
+        Err(known) => {
+            tally.view_wrong += 1;
+            tally.tell("view_wrong", format!(
+                "router {number} is certain of {}: {} blocks, digest {:016x}; it holds {} with {:016x}",
+                worker.name, known.0, known.1, holds.0, holds.1
+            ));
+        }
     }
 }
 

@@ -68,7 +68,7 @@ pub async fn run(
             }
             Lane::Decode => befall(&stand.decode[fault.target], fault, over).await,
             Lane::Router => stop_router(stand, fault).await,
-            Lane::Events => lose_events(stand, fault).await,
+            Lane::Events => disturb_events(stand, fault).await,
         }
         tracing::info!(?lane, %fault, "a fault has ended");
         happened += 1;
@@ -76,11 +76,14 @@ pub async fn run(
     happened
 }
 
-async fn lose_events(stand: &Stand, fault: &Fault) {
+async fn disturb_events(stand: &Stand, fault: &Fault) {
     let silently = stand.sabotage == Some(Sabotage::Gap);
     let worker = stand.workers().nth(fault.target);
     let worker = worker.expect("a fault's target is one of the workers");
-    worker.lose_events(LOST_BATCHES, silently).await;
+    match fault.kind {
+        Kind::RenewEngine => worker.boot(EngineId::New).await,
+        _ => worker.lose_events(LOST_BATCHES, silently).await,
+    }
 }
 
 async fn stop_router(stand: &Stand, fault: &Fault) {
@@ -158,8 +161,8 @@ async fn befall_worker(worker: &Worker, fault: &Fault, over: &CancellationToken)
             worker.start_sidecar().await;
         }
         Kind::AbortAll => abort_all(worker, fault.lasts, over).await,
-        Kind::KillRouter | Kind::StopRouter | Kind::LoseEvents | Kind::Swap => {
-            unreachable!("they befall more than a worker")
+        Kind::KillRouter | Kind::StopRouter | Kind::LoseEvents | Kind::RenewEngine | Kind::Swap => {
+            unreachable!("they are no affair of a worker's lane")
         }
     }
 }

@@ -17,6 +17,8 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
+use self::forge::Exchange;
+
 /// Of what may be repeated, every one of so many is.
 const EVERY: u64 = 10;
 
@@ -39,6 +41,10 @@ pub enum Lie {
     ReusesRooms,
     /// An answer that was aborted is said to have ended by itself.
     HidesAborts,
+    /// All handoffs have one of a few ids, and nobody who said another one hears of it.
+    ReusesIds,
+    /// A failure inside of a stream is said to be its end.
+    HidesFailures,
 }
 
 impl Lie {
@@ -118,8 +124,14 @@ struct Teller {
     told: Arc<AtomicU64>,
 }
 
-/// What is repeated once the answer to it has begun.
-type Repetition = Arc<Mutex<Option<Vec<u8>>>>;
+/// What is kept in mind between a request and its answer.
+#[derive(Default)]
+struct Between {
+    /// What is repeated once the answer has begun.
+    repetition: Mutex<Option<Vec<u8>>>,
+    /// Which id was said instead of which.
+    exchange: Mutex<Option<Exchange>>,
+}
 
 impl Teller {
     async fn serve(self, client: TcpStream) {
@@ -130,11 +142,11 @@ impl Teller {
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
         let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
-        let repetition = Repetition::default();
+        let between = Between::default();
         // One direction's end is the connection's.
         tokio::select! {
-            _ = self.requests(from_client, to_server, &to_client, &repetition) => {}
-            _ = self.answers(from_server, &to_client, &repetition) => {}
+            _ = self.requests(from_client, to_server, &to_client, &between) => {}
+            _ = self.answers(from_server, &to_client, &between) => {}
         }
     }
 
@@ -143,7 +155,7 @@ impl Teller {
         mut from: OwnedReadHalf,
         mut to: OwnedWriteHalf,
         back: &tokio::sync::Mutex<OwnedWriteHalf>,
-        repetition: &Repetition,
+        between: &Between,
     ) -> Option<()> {
         let mut ahead = Vec::new();
         loop {
@@ -154,10 +166,16 @@ impl Teller {
                 continue;
             }
             if self.is_to_be_repeated(&request) {
-                *repetition.lock().unwrap() = Some(request.clone());
+                *between.repetition.lock().unwrap() = Some(request.clone());
             }
             let said = match self.lie {
                 Lie::ReusesRooms => self.forged(&request, forge::few_rooms),
+                Lie::ReusesIds => {
+                    let exchange = Exchange::in_leg(&request);
+                    let said = self.forged(&request, |leg| Some(exchange.as_ref()?.done(leg)));
+                    *between.exchange.lock().unwrap() = exchange.clone();
+                    said
+                }
                 _ => Cow::Borrowed(&request[..]),
             };
             to.write_all(&said).await.ok()?;
@@ -168,18 +186,27 @@ impl Teller {
         &self,
         mut from: OwnedReadHalf,
         to: &tokio::sync::Mutex<OwnedWriteHalf>,
-        repetition: &Repetition,
+        between: &Between,
     ) -> Option<()> {
         let mut buffer = vec![0; 16 << 10];
         loop {
             let read = from.read(&mut buffer).await.ok().filter(|read| *read > 0)?;
-            let repeated = repetition.lock().unwrap().take();
+            let repeated = between.repetition.lock().unwrap().take();
             if let Some(request) = repeated {
                 self.told.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(repeat(self.upstream, request));
             }
             let said = match self.lie {
                 Lie::HidesAborts => self.forged(&buffer[..read], forge::ended_by_itself),
+                Lie::HidesFailures => self.forged(&buffer[..read], forge::ended_well),
+                Lie::ReusesIds => {
+                    let exchange = between.exchange.lock().unwrap();
+                    exchange
+                        .as_ref()
+                        .map_or(Cow::Borrowed(&buffer[..read]), |exchange| {
+                            Cow::Owned(exchange.undone(&buffer[..read]))
+                        })
+                }
                 _ => Cow::Borrowed(&buffer[..read]),
             };
             to.lock().await.write_all(&said).await.ok()?;

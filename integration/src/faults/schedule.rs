@@ -12,12 +12,12 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use super::subject::Engines;
+use super::subject::{self, Engines};
 
 /// Routers.
 pub const ROUTERS: usize = 2;
 
-/// Before the last tenth of a phase every worker loses KV events, so that what comes of it is there when the phase is looked at.
+/// Before the last tenth of a phase workers lose KV events, so that what comes of it is there when the phase is looked at.
 const LAST_LOSS: usize = 10;
 
 /// Requests between two faults of a lane.
@@ -64,6 +64,8 @@ pub enum Kind {
     DrainWorker,
     /// KV events are lost on their way.
     LoseEvents,
+    /// The engine is started anew, so that all that it holds is told.
+    RenewEngine,
     /// A decode engine is new and stands still, with handoffs on their way to it, while the prefill engine that holds most
     /// of them restarts under its old `engine_id`.
     Swap,
@@ -167,14 +169,28 @@ fn faults(engines: Engines, lane: Lane, requests: usize, random: &mut StdRng) ->
         after += rarer * random.random_range(SPACING);
     }
     if lane == Lane::Events {
-        faults.extend((0..lane.targets(engines)).map(|target| Fault {
-            after: loss,
-            target,
-            kind: Kind::LoseEvents,
-            lasts: Duration::ZERO,
-        }));
+        faults.extend(last_losses(engines, loss));
     }
     faults
+}
+
+/// Every worker loses events. An engine that tells nothing again would leave nothing to be certain of: such ones are started
+/// anew before, and every other one of them loses nothing.
+fn last_losses(engines: Engines, after: usize) -> Vec<Fault> {
+    let cast = engines.cast();
+    let targets = 0..Lane::Events.targets(engines);
+    let tells_again = |target: usize| subject::of(cast[target % cast.len()]).tells_again();
+    let renewed = targets.clone().filter(|target| !tells_again(*target));
+    let renewed = renewed.map(|target| (target, Kind::RenewEngine));
+    let lose = targets.filter(|target| tells_again(*target) || target.is_multiple_of(2));
+    let lose = lose.map(|target| (target, Kind::LoseEvents));
+    let faults = renewed.chain(lose).map(|(target, kind)| Fault {
+        after,
+        target,
+        kind,
+        lasts: Duration::ZERO,
+    });
+    faults.collect()
 }
 
 /// Most faults are short; one in twelve of those that can be long outlasts what is waited for.
@@ -182,7 +198,7 @@ fn milliseconds(kind: Kind, random: &mut StdRng) -> u64 {
     let long = random.random_ratio(1, 12);
     match kind {
         Kind::CutSidecar | Kind::CutEngine => 50,
-        Kind::LoseEvents => 0,
+        Kind::LoseEvents | Kind::RenewEngine => 0,
         Kind::AbortAll => random.random_range(50..300),
         Kind::DrainWorker | Kind::StopRouter | Kind::KillRouter => random.random_range(20..300),
         Kind::Swap => random.random_range(100..400),
@@ -210,9 +226,15 @@ impl fmt::Display for Fault {
 mod tests {
     use std::collections::BTreeSet;
 
+    use super::super::subject::Subject;
     use super::*;
 
-    const ALL: [Engines; 3] = [Engines::Vllm, Engines::Sglang, Engines::Mixed];
+    const ALL: [Engines; 4] = [
+        Engines::Vllm,
+        Engines::Sglang,
+        Engines::Trtllm,
+        Engines::Mixed,
+    ];
 
     #[test]
     fn a_schedule_is_a_function_of_its_seed() {
@@ -230,8 +252,12 @@ mod tests {
                 let name = |kind: &Kind| format!("{kind:?}");
                 let came: BTreeSet<String> = faults.iter().map(|fault| name(&fault.kind)).collect();
                 let rare = engines.rare().into_iter().filter(|_| lane == Lane::Decode);
-                let all: BTreeSet<String> = lane.deck().iter().map(name).collect();
-                let all: BTreeSet<String> = rare.map(|kind| name(&kind)).chain(all).collect();
+                let mut all: BTreeSet<String> = lane.deck().iter().map(name).collect();
+                all.extend(rare.map(|kind| name(&kind)));
+                let mut kinds = engines.cast().iter().map(|kind| subject::of(*kind));
+                if lane == Lane::Events && !kinds.all(Subject::tells_again) {
+                    all.insert(name(&Kind::RenewEngine));
+                }
                 assert_eq!(came, all, "{engines:?}, {lane:?}");
                 assert!(faults.is_sorted_by_key(|fault| fault.after));
             }

@@ -17,7 +17,6 @@ use super::seat::RouterSeat;
 use super::subject::{self, Engines, Place, Side, Subject};
 use crate::client;
 use crate::emulated::vllm::EngineId;
-use crate::emulated::vllm::publisher::EventFault;
 use crate::fleet::{Daemon, Emulated, Kind, TOKEN, is_free, listens};
 use crate::kv_scene::proxy::{Proxy, Way};
 use crate::ports;
@@ -32,13 +31,13 @@ pub enum Sabotage {
     Fence,
     /// Handoffs are said to be settled without asking.
     Settle,
-    /// Engines do not hear that KV is given back.
+    /// Engines do not hear that KV is given back, or have no end to how long they hold it.
     Release,
     /// Lost KV events leave no gap in their numbers.
     Gap,
-    /// Rooms in which the two legs of a handoff meet come again and again.
+    /// What the two legs of a handoff meet by, a room or an id, comes again and again.
     Rooms,
-    /// An answer that was aborted is taken for a whole one.
+    /// An answer that was aborted or failed is taken for a whole one.
     Verdict,
 }
 
@@ -208,29 +207,16 @@ impl Worker {
 
     /// So many batches of KV events are lost on their way, with or without a gap in their numbers.
     pub async fn lose_events(&self, batches: usize, silently: bool) {
-        let fault = if silently {
-            EventFault::LoseSilently { batches }
-        } else {
-            let replayable = true;
-            EventFault::Lose {
-                batches,
-                replayable,
-            }
-        };
         let _alone = self.booting.lock().await;
-        if self.engine.is_alive()
-            && let Some(faults) = self.engine.event_faults(0)
-        {
-            faults.raise(fault);
+        if self.engine.is_alive() {
+            self.engine.lose_events(batches, silently);
         }
     }
 
     async fn clear_event_faults(&self) {
         let _alone = self.booting.lock().await;
-        if self.engine.is_alive()
-            && let Some(faults) = self.engine.event_faults(0)
-        {
-            faults.clear();
+        if self.engine.is_alive() {
+            self.engine.clear_event_faults();
         }
     }
 

@@ -1,6 +1,7 @@
 //! The engines that faults befall: all in which one kind differs from another is told here.
 
 mod sglang;
+mod trtllm;
 mod vllm;
 
 use std::time::Duration;
@@ -37,7 +38,9 @@ pub enum Engines {
     Vllm,
     /// SGLang.
     Sglang,
-    /// Both behind the same routers.
+    /// TensorRT-LLM.
+    Trtllm,
+    /// vLLM and SGLang behind the same routers.
     Mixed,
 }
 
@@ -79,6 +82,12 @@ pub trait Subject: Sync {
     /// Whether its engines hear nothing of KV that is given back, where this is switched off.
     fn is_deaf(&self, without: Option<Sabotage>) -> bool;
 
+    /// How long they may hold KV that nobody wants any more.
+    fn holds_for(&self) -> Duration;
+
+    /// Whether what was lost of their KV events can be had again.
+    fn tells_again(&self) -> bool;
+
     /// The rarest of what a run must have seen befall decode workers.
     fn rare(&self) -> &'static [schedule::Kind];
 
@@ -91,7 +100,7 @@ pub fn of(kind: Kind) -> &'static dyn Subject {
     match kind {
         Kind::Vllm => &vllm::Vllm,
         Kind::Sglang => &sglang::Sglang,
-        Kind::Trtllm => unreachable!("no cast has one"),
+        Kind::Trtllm => &trtllm::Trtllm,
     }
 }
 
@@ -101,6 +110,7 @@ impl Engines {
         match self {
             Self::Vllm => &[Kind::Vllm; 3],
             Self::Sglang => &[Kind::Sglang; 3],
+            Self::Trtllm => &[Kind::Trtllm; 3],
             Self::Mixed => &[Kind::Vllm, Kind::Sglang, Kind::Vllm, Kind::Sglang],
         }
     }
@@ -110,6 +120,7 @@ impl Engines {
         match self {
             Self::Vllm => "faults",
             Self::Sglang => "faults.sglang",
+            Self::Trtllm => "faults.trtllm",
             Self::Mixed => "faults.mixed",
         }
     }
@@ -130,6 +141,7 @@ impl Engines {
         match self {
             Self::Vllm => of(Kind::Vllm).protections(),
             Self::Sglang => of(Kind::Sglang).protections(),
+            Self::Trtllm => of(Kind::Trtllm).protections(),
             Self::Mixed => &[],
         }
     }
@@ -147,15 +159,25 @@ mod tests {
         }
     }
 
+    fn holds_for_ever(subject: &dyn Subject, without: Option<Sabotage>) -> bool {
+        let engine = Emulated::new(subject.config(Side::Prefill, without));
+        let flags = engine.sidecar_flags();
+        flags
+            .iter()
+            .any(|flag| flag == "--allow-unbounded-transfer")
+    }
+
     #[test]
     fn every_protection_of_a_kind_can_be_switched_off() {
-        for subject in [Kind::Vllm, Kind::Sglang].map(of) {
+        for subject in [Kind::Vllm, Kind::Sglang, Kind::Trtllm].map(of) {
             for one in subject.protections() {
                 let without = Some(*one);
                 let lied_to = |side| subject.lie(side, without) != subject.lie(side, None);
                 let sides = [Side::Prefill, Side::Decode];
                 // Lost events are the publisher's matter.
-                let is_off = subject.is_deaf(without) || *one == Sabotage::Gap;
+                let is_off = subject.is_deaf(without)
+                    || *one == Sabotage::Gap
+                    || holds_for_ever(subject, without);
                 assert!(is_off || sides.into_iter().any(lied_to), "{one:?}");
             }
         }

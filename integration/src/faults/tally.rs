@@ -9,6 +9,7 @@ use super::visit::Visit;
 use crate::bench::figure::{Figure, quantile, rounded};
 use crate::emulated::vllm::Seen;
 use crate::emulated::vllm::script::Leg;
+use crate::fleet::Kind;
 
 /// Of each kind of what must not be, so much is told in words.
 const MOST_TOLD: usize = 8;
@@ -47,6 +48,10 @@ pub struct Tally {
     pub double_use: usize,
     /// Certain views of a rank that differ from what it holds.
     pub view_wrong: usize,
+    /// The same that are right.
+    pub views_right: usize,
+    /// Blocks that engines held until they did not wait any more, where nothing gives KV back.
+    pub timed_out_blocks: usize,
     /// Tickets, legs, requests and reservations that are still open though nobody asks.
     pub open_work: usize,
     /// Workers that a router does not use though nothing is wrong with them.
@@ -176,6 +181,7 @@ impl Tally {
             count("leaked_blocks", self.leaked_blocks),
             count("double_use", self.double_use),
             count("view_wrong", self.view_wrong),
+            count("views_right", self.views_right),
             count("open_work", self.open_work),
             count("not_ready", self.not_ready),
             count("killed_engines", self.killed_engines),
@@ -187,6 +193,9 @@ impl Tally {
             figure("p50_ms", milliseconds(time(0.5)), "ms"),
             figure("p99_ms", milliseconds(time(0.99)), "ms"),
         ];
+        if engines.cast().contains(&Kind::Trtllm) {
+            figures.push(count("timed_out_blocks", self.timed_out_blocks));
+        }
         for (kind, times) in &self.errors {
             let word = kind.replace(": ", "_").replace(' ', "_");
             figures.push(count(&format!("errors.{word}"), *times));

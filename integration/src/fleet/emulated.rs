@@ -5,6 +5,7 @@ use std::ops::Deref;
 use crate::emulated::Process;
 use crate::emulated::sglang::{self, EmulatedSglang};
 use crate::emulated::trtllm::{self, EmulatedTrtllm};
+use crate::emulated::vllm::publisher::EventFault;
 use crate::emulated::vllm::{self, EmulatedVllm, EngineId};
 
 /// Which engine.
@@ -148,6 +149,51 @@ impl Emulated {
             Self::Vllm(engine) => engine.sidecar_flags(),
             Self::Sglang(engine) => engine.sidecar_flags(),
             Self::Trtllm(engine) => engine.sidecar_flags(),
+        }
+    }
+
+    /// The next of what its first rank tells of its KV cache is lost: so many batches, or events where nothing is told in
+    /// batches. With or without a gap in their numbers.
+    pub fn lose_events(&self, count: usize, silently: bool) {
+        if let Self::Trtllm(engine) = self {
+            let events = count;
+            return engine.raise_event_fault(if silently {
+                trtllm::EventFault::LoseSilently { events }
+            } else {
+                trtllm::EventFault::Lose { events }
+            });
+        }
+        let batches = count;
+        let fault = if silently {
+            EventFault::LoseSilently { batches }
+        } else {
+            EventFault::Lose {
+                batches,
+                replayable: true,
+            }
+        };
+        if let Some(faults) = self.event_faults(0) {
+            faults.raise(fault);
+        }
+    }
+
+    /// Nothing goes wrong any more with what its first rank tells.
+    pub fn clear_event_faults(&self) {
+        match self {
+            Self::Trtllm(engine) => engine.clear_event_faults(),
+            Self::Vllm(_) | Self::Sglang(_) => {
+                if let Some(faults) = self.event_faults(0) {
+                    faults.clear();
+                }
+            }
+        }
+    }
+
+    /// Blocks of KV that it held, in all of its lives, until it did not wait any more; `None` if that is not counted.
+    pub fn timed_out_blocks(&self) -> Option<u64> {
+        match self {
+            Self::Trtllm(engine) => Some(engine.timed_out_blocks()),
+            Self::Vllm(_) | Self::Sglang(_) => None,
         }
     }
 

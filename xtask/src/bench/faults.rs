@@ -57,7 +57,9 @@ enum Engine {
     Vllm,
     /// SGLang: faults.sglang.NAME.
     Sglang,
-    /// Both behind the same routers: faults.mixed.NAME. Protections are those of each kind, and tried with it alone.
+    /// TensorRT-LLM, which is emulated from paper: faults.trtllm.NAME.
+    Trtllm,
+    /// vLLM and SGLang behind the same routers: faults.mixed.NAME. Protections are those of each kind, and tried with it alone.
     Mixed,
 }
 
@@ -68,13 +70,14 @@ enum Sabotage {
     Fence,
     /// Handoffs are said to be settled without asking (vLLM): faults.wrong must rise.
     Settle,
-    /// Engines do not hear that KV is given back, or a leg is not wanted any more: faults.leaked_blocks must rise.
+    /// Engines do not hear that KV is given back, or a leg is not wanted any more, or have no end to how long they hold KV
+    /// (TensorRT-LLM): faults.leaked_blocks must rise.
     Release,
     /// Lost KV events leave no gap in their numbers: faults.view_wrong must rise.
     Gap,
-    /// The rooms of handoffs come again and again (SGLang): faults.wrong must rise.
+    /// The rooms (SGLang) or ids (TensorRT-LLM) of handoffs come again and again: faults.wrong must rise.
     Rooms,
-    /// An answer that was aborted is taken for a whole one (SGLang): faults.wrong must rise.
+    /// An answer that was aborted (SGLang) or failed (TensorRT-LLM) is taken for a whole one: faults.wrong must rise.
     Verdict,
 }
 

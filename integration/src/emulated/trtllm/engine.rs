@@ -31,6 +31,8 @@ struct Inner {
     config: Config,
     /// Of requests that nobody else numbers: below 2^40, so that none of those is taken for one.
     next_id: AtomicU64,
+    /// Blocks of KV that was held until nobody was waited for any more.
+    timed_out_blocks: AtomicU64,
     current: Mutex<Current>,
 }
 
@@ -90,6 +92,7 @@ impl EmulatedTrtllm {
             current: Mutex::new(Current::new(&config)),
             config,
             next_id: AtomicU64::new(1),
+            timed_out_blocks: AtomicU64::new(0),
         };
         Ok(Self {
             inner: Arc::new(inner),
@@ -204,6 +207,24 @@ impl EmulatedTrtllm {
 
     pub(super) fn next_id(&self) -> u64 {
         self.inner.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What every handoff that it computed says of where it is, while it runs.
+    pub fn opaque_state(&self) -> Option<String> {
+        self.is_alive()
+            .then(|| super::params::opaque_state(self.seat(0).address))
+    }
+
+    /// So many blocks were held until nobody was waited for any more.
+    pub(super) fn timed_out(&self, blocks: usize) {
+        let blocks = u64::try_from(blocks).unwrap_or(u64::MAX);
+        let counted = &self.inner.timed_out_blocks;
+        counted.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Blocks of KV that nobody fetched within `kv_transfer_timeout_ms`, in all lives.
+    pub fn timed_out_blocks(&self) -> u64 {
+        self.inner.timed_out_blocks.load(Ordering::Relaxed)
     }
 
     /// A request has its whole answer.

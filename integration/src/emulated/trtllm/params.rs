@@ -105,6 +105,12 @@ impl Params {
     }
 }
 
+/// What context says of where it is.
+pub(super) fn opaque_state(at: SocketAddr) -> String {
+    let state = serde_json::to_vec(&OpaqueState { at }).expect("it is writable");
+    BASE64_STANDARD.encode(state)
+}
+
 /// What context tells of a request whose KV it has, but for the tokens that it says.
 pub(super) struct Told<'a> {
     pub(super) era: Era,
@@ -116,11 +122,9 @@ pub(super) struct Told<'a> {
 
 impl Told<'_> {
     pub(super) fn json(&self) -> Value {
-        let state = OpaqueState { at: self.at };
-        let state = serde_json::to_vec(&state).expect("it is writable");
         let mut told = self.params.told(self.era);
         told["ctx_request_id"] = self.id.into();
-        told["encoded_opaque_state"] = BASE64_STANDARD.encode(state).into();
+        told["encoded_opaque_state"] = opaque_state(self.at).into();
         told["disagg_request_id"] = json!(self.params.disagg_request_id);
         told["ctx_dp_rank"] = self.rank.into();
         told

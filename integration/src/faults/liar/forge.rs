@@ -18,6 +18,53 @@ pub(super) fn few_rooms(leg: &[u8]) -> Option<Vec<u8>> {
     Some(forged)
 }
 
+/// An id that is said instead of another one of the same length.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Exchange {
+    true_one: Vec<u8>,
+    said: Vec<u8>,
+}
+
+impl Exchange {
+    /// One of a few, for the id of the handoff that a leg is about; `None` if it is about none.
+    pub(super) fn in_leg(leg: &[u8]) -> Option<Self> {
+        let true_one = leg[number_of(leg, br#""disagg_request_id":"#)?].to_vec();
+        let id: u64 = str::from_utf8(&true_one).ok()?.parse().ok()?;
+        let least = 10_u64.pow(id.ilog10());
+        let said = (least + id % ROOMS).to_string().into_bytes();
+        Some(Self { true_one, said })
+    }
+
+    /// The other id everywhere.
+    pub(super) fn done(&self, text: &[u8]) -> Vec<u8> {
+        replaced(text, &self.true_one, &self.said)
+    }
+
+    /// The true id everywhere.
+    pub(super) fn undone(&self, text: &[u8]) -> Vec<u8> {
+        replaced(text, &self.said, &self.true_one)
+    }
+}
+
+fn replaced(text: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
+    let mut changed = text.to_vec();
+    for at in memmem::find_iter(text, old) {
+        changed[at..at + old.len()].copy_from_slice(new);
+    }
+    changed
+}
+
+/// The same stream, which did not fail; `None` if it did not.
+pub(super) fn ended_well(stream: &[u8]) -> Option<Vec<u8>> {
+    const BEGINS: &[u8] = br#"data: {"error":"#;
+    const END: &str = r#"data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}"#;
+    let at = memmem::find(stream, BEGINS)?;
+    let width = memmem::find(&stream[at..], b"\n\n")?;
+    let mut forged = stream.to_vec();
+    forged[at..at + width].copy_from_slice(format!("{END:width$}").as_bytes());
+    Some(forged)
+}
+
 /// Where the number behind this key is.
 fn number_of(json: &[u8], key: &[u8]) -> Option<Range<usize>> {
     let begins = memmem::find(json, key)? + key.len();
@@ -42,6 +89,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_id_is_exchanged_and_nobody_who_said_it_hears_of_it() {
+        let leg = br#"{"disagg_request_id":1099511627783,"schedule_style":0}"#;
+        let exchange = Exchange::in_leg(leg).unwrap();
+        let forged = exchange.done(leg);
+        assert_eq!(
+            forged,
+            br#"{"disagg_request_id":1000000000001,"schedule_style":0}"#
+        );
+        assert_eq!(exchange.undone(&forged), leg);
+        assert_eq!(Exchange::in_leg(b"{}"), None);
+    }
+
+    #[test]
     fn lengths_stay() {
         let leg = br#"{"bootstrap_port":9,"bootstrap_room":1152921504606846977,"rid":"x"}"#;
         let forged = few_rooms(leg).unwrap();
@@ -56,5 +116,14 @@ mod tests {
         let forged = ended_by_itself(answer).unwrap();
         assert_eq!(forged, br#"{"finish_reason":"stop" ,"x":1}"#);
         assert_eq!(ended_by_itself(&forged), None);
+        let failed = b"data: {\"error\":{\"message\":\"Error in kv cache transfer for generation requests\"}}\n\ndata: [DONE]\n\n";
+        let forged = ended_well(failed).unwrap();
+        assert_eq!(forged.len(), failed.len());
+        let text = String::from_utf8(forged).unwrap();
+        let event = text.strip_prefix("data: ").unwrap();
+        let event = event.split('\n').next().unwrap();
+        let event: serde_json::Value = serde_json::from_str(event).unwrap();
+        assert_eq!(event["choices"][0]["finish_reason"], "stop");
+        assert!(text.ends_with("\n\ndata: [DONE]\n\n"));
     }
 }

@@ -106,6 +106,15 @@ impl Subject for Sglang {
         false
     }
 
+    /// It is given back.
+    fn holds_for(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn tells_again(&self) -> bool {
+        true
+    }
+
     fn rare(&self) -> &'static [schedule::Kind] {
         &[schedule::Kind::Swap, schedule::Kind::AbortAll]
     }

@@ -81,6 +81,15 @@ impl Subject for Vllm {
         without == Some(Sabotage::Release)
     }
 
+    /// It is given back.
+    fn holds_for(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn tells_again(&self) -> bool {
+        true
+    }
+
     fn rare(&self) -> &'static [schedule::Kind] {
         &[schedule::Kind::Swap]
     }

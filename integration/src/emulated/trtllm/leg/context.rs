@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use super::super::super::core::{Core, Finish, Handoff, HeldKv, Output, Sampling};
 use super::super::super::legs::{Abort, Heard};
 use super::super::super::rooms::{Entered, Kv, Line, Rooms, Word};
+use super::super::engine::EmulatedTrtllm;
 use super::super::params::Params;
 use super::{Leg, TRANSFER, aborted, failed};
 
@@ -16,6 +17,7 @@ const NOT_FINISHED: &str = "not_finished";
 
 /// KV that waits for its generation.
 struct Pinned {
+    engine: EmulatedTrtllm,
     core: Arc<Core>,
     rooms: Arc<Rooms>,
     /// Where generation asks; nowhere if another request has the same id.
@@ -84,6 +86,7 @@ impl Leg {
     ) {
         let seat = self.seat();
         let pinned = Pinned {
+            engine: self.engine.clone(),
             core: Arc::clone(&self.rank().core),
             rooms: Arc::clone(&seat.rooms),
             kv: Kv::new(&seat.regions, &held, cached, first),
@@ -121,7 +124,10 @@ impl Pinned {
             tokio::select! {
                 biased;
                 _ = &mut arrival => return,
-                () = &mut expiry => return self.free(),
+                () = &mut expiry => {
+                    self.engine.timed_out(self.held.blocks.len());
+                    return self.free();
+                }
                 line = asks(&mut self.entered) => asked = Some(line),
             }
         }
