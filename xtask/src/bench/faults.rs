@@ -93,7 +93,7 @@ pub(super) fn run(args: &FaultsArgs, missing: Missing) -> Result<()> {
     let (usual, sabotaged) = match (args.smoke, args.engine) {
         (false, _) => USUAL,
         (true, Engine::Sglang) => SMOKE_SGLANG,
-        (true, Engine::Vllm | Engine::Mixed) => SMOKE,
+        (true, _) => SMOKE,
     };
     let requests = args.requests.unwrap_or(usual);
     command.arg("faults");
