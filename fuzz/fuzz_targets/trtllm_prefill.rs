@@ -17,9 +17,11 @@ fuzz_target!(|answer: &[u8]| {
     let _ = Handoff::parse(&TransferMetadata::new(answer.to_vec()));
     let Ok(Prefilled::Handoff { kv, .. }) = read_prefill(answer, Duration::from_secs(54)) else { return };
     assert!(Handoff::parse(&kv.metadata).is_ok(), "what is handed out can be taken");
-    let metadata: Value = serde_json::from_slice(kv.metadata.as_bytes()).unwrap();
-    let params = &metadata["disaggregated_params"];
-    assert!(params["first_gen_tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()));
+    // Numbers that serde_json's tree has no room for are the engine's own all the same.
+    if let Ok(metadata) = serde_json::from_slice::<Value>(kv.metadata.as_bytes()) {
+        let first = metadata["disaggregated_params"]["first_gen_tokens"].as_array();
+        assert!(first.is_some_and(|tokens| !tokens.is_empty()));
+    }
     let raw: Box<serde_json::value::RawValue> = raw_params(kv.metadata.as_bytes());
     let raw = raw.get().as_bytes();
     assert!(answer.windows(raw.len()).any(|window| window == raw), "byte for byte");
