@@ -168,16 +168,7 @@ impl Teller {
             if self.is_to_be_repeated(&request) {
                 *between.repetition.lock().unwrap() = Some(request.clone());
             }
-            let said = match self.lie {
-                Lie::ReusesRooms => self.forged(&request, forge::few_rooms),
-                Lie::ReusesIds => {
-                    let exchange = Exchange::in_leg(&request);
-                    let said = self.forged(&request, |leg| Some(exchange.as_ref()?.done(leg)));
-                    *between.exchange.lock().unwrap() = exchange.clone();
-                    said
-                }
-                _ => Cow::Borrowed(&request[..]),
-            };
+            let said = self.asked_instead(&request, between);
             to.write_all(&said).await.ok()?;
         }
     }
@@ -196,20 +187,36 @@ impl Teller {
                 self.told.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(repeat(self.upstream, request));
             }
-            let said = match self.lie {
-                Lie::HidesAborts => self.forged(&buffer[..read], forge::ended_by_itself),
-                Lie::HidesFailures => self.forged(&buffer[..read], forge::ended_well),
-                Lie::ReusesIds => {
-                    let exchange = between.exchange.lock().unwrap();
-                    exchange
-                        .as_ref()
-                        .map_or(Cow::Borrowed(&buffer[..read]), |exchange| {
-                            Cow::Owned(exchange.undone(&buffer[..read]))
-                        })
-                }
-                _ => Cow::Borrowed(&buffer[..read]),
-            };
+            let said = self.answered_instead(&buffer[..read], between);
             to.lock().await.write_all(&said).await.ok()?;
+        }
+    }
+
+    /// What the engine or sidecar is asked.
+    fn asked_instead<'a>(&self, request: &'a [u8], between: &Between) -> Cow<'a, [u8]> {
+        match self.lie {
+            Lie::ReusesRooms => self.forged(request, forge::few_rooms),
+            Lie::ReusesIds => {
+                let exchange = Exchange::in_leg(request);
+                let said = self.forged(request, |leg| Some(exchange.as_ref()?.done(leg)));
+                *between.exchange.lock().unwrap() = exchange;
+                said
+            }
+            _ => Cow::Borrowed(request),
+        }
+    }
+
+    /// What whoever asked is answered.
+    fn answered_instead<'a>(&self, answer: &'a [u8], between: &Between) -> Cow<'a, [u8]> {
+        match self.lie {
+            Lie::HidesAborts => self.forged(answer, forge::ended_by_itself),
+            Lie::HidesFailures => self.forged(answer, forge::ended_well),
+            Lie::ReusesIds => {
+                let exchange = between.exchange.lock().unwrap();
+                let undone = exchange.as_ref().map(|exchange| exchange.undone(answer));
+                undone.map_or(Cow::Borrowed(answer), Cow::Owned)
+            }
+            _ => Cow::Borrowed(answer),
         }
     }
 

@@ -30,7 +30,7 @@ impl Exchange {
     pub(super) fn in_leg(leg: &[u8]) -> Option<Self> {
         let true_one = leg[number_of(leg, br#""disagg_request_id":"#)?].to_vec();
         let id: u64 = str::from_utf8(&true_one).ok()?.parse().ok()?;
-        let least = 10_u64.pow(id.ilog10());
+        let least = 10_u64.pow(id.checked_ilog10()?);
         let said = (least + id % ROOMS).to_string().into_bytes();
         Some(Self { true_one, said })
     }
