@@ -95,7 +95,7 @@ mod tests {
         let forged = exchange.done(leg);
         assert_eq!(
             forged,
-            br#"{"disagg_request_id":1000000000001,"schedule_style":0}"#
+            br#"{"disagg_request_id":1000000000002,"schedule_style":0}"#
         );
         assert_eq!(exchange.undone(&forged), leg);
         assert_eq!(Exchange::in_leg(b"{}"), None);
