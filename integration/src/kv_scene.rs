@@ -48,14 +48,17 @@ pub fn held(engine: &EmulatedVllm, rank: usize) -> BTreeSet<SequenceHash> {
 
 /// The same of an engine of any kind with blocks of this size.
 pub fn held_by(engine: &Process, block_size: u32, rank: usize) -> BTreeSet<SequenceHash> {
+    let size = block_size as usize;
     let texts = engine.cached(rank).into_iter();
-    let sequence = texts.map(|text| {
+    // Some engines tell of a last block that is not full, which nobody can use.
+    let whole = texts.filter(|text| text.tokens.len().is_multiple_of(size));
+    let sequence = whole.map(|text| {
         let namespace = Namespace {
             model: MODEL,
             lora: &text.lora,
             salt: &text.salt,
         };
-        let hashes = sequence_hashes(namespace.root().unwrap(), &text.tokens, block_size as usize);
+        let hashes = sequence_hashes(namespace.root().unwrap(), &text.tokens, size);
         *hashes.last().expect("a block is full")
     });
     sequence.collect()

@@ -1,18 +1,20 @@
-//! vLLM and SGLang engines of one model behind one router: whole requests anywhere, handoffs among engines of a kind.
+//! vLLM, SGLang and TensorRT-LLM engines of one model behind one router: whole requests anywhere, handoffs among engines of a
+//! kind.
 
 use baton_integration::client::{self, Answer};
 use baton_integration::emulated::model;
 use baton_integration::emulated::script::Leg;
 use baton_integration::emulated::sglang::events::{Form, Format};
+use baton_integration::emulated::trtllm::{self, Era, Patience, ServerRole};
 use baton_integration::emulated::vllm::events::HashForm;
 use baton_integration::emulated::{sglang, vllm};
 use baton_integration::fleet::{EngineConfig, Fleet, Kind, Setup, TOKEN};
 use baton_integration::ports;
-use baton_integration::wait::until;
+use baton_integration::wait::{PATIENCE, until};
 use serde_json::{Value, json};
 
-/// Tokens of a block of the vLLM engines, and of a page of the others.
-const BLOCKS: (u32, u32) = (16, 8);
+/// Tokens of a block of the vLLM engines, of a page of SGLang's, and of a block of TensorRT-LLM's.
+const BLOCKS: (u32, u32, u32) = (16, 8, 10);
 
 fn vllm(role: Option<&str>) -> vllm::Config {
     vllm::Config {
@@ -43,24 +45,39 @@ fn sglang(mode: sglang::Mode) -> sglang::Config {
     }
 }
 
-/// Their names.
-const KINDS: [&str; 2] = ["v", "s"];
+fn trtllm(role: ServerRole) -> trtllm::Config {
+    trtllm::Config {
+        role,
+        tokens_per_block: BLOCKS.2,
+        patience: Patience {
+            transfer: Some(10 * PATIENCE),
+            ..Patience::real(Era::Main).scaled(0.05)
+        },
+        ..trtllm::Config::new(Era::Main)
+    }
+}
 
-/// A worker of either kind that serves whole requests.
-fn whole() -> [(&'static str, EngineConfig); 2] {
+/// Their names.
+const KINDS: [&str; 3] = ["v", "s", "t"];
+
+/// A worker of each kind that serves whole requests.
+fn whole() -> [(&'static str, EngineConfig); 3] {
     [
         ("v", vllm(None).into()),
         ("s", sglang(sglang::Mode::Null).into()),
+        ("t", trtllm(ServerRole::Alone).into()),
     ]
 }
 
-/// A pair of either kind.
-fn pairs() -> [(&'static str, EngineConfig); 4] {
+/// A pair of each kind.
+fn pairs() -> [(&'static str, EngineConfig); 6] {
     [
         ("vp", vllm(Some("kv_producer")).into()),
         ("vd", vllm(Some("kv_consumer")).into()),
         ("sp", sglang(sglang::Mode::Prefill).into()),
         ("sd", sglang(sglang::Mode::Decode).into()),
+        ("tp", trtllm(ServerRole::Context).into()),
+        ("td", trtllm(ServerRole::Generation).into()),
     ]
 }
 
@@ -87,8 +104,8 @@ fn right(answer: &Answer, prompt: &[u32]) {
     assert_eq!(answer.served().generated(), model::tokens_text(prompt, 5));
 }
 
-/// How many whole requests either kind was given.
-fn served(fleet: &Fleet) -> [usize; 2] {
+/// How many whole requests each kind was given.
+fn served(fleet: &Fleet) -> [usize; 3] {
     KINDS.map(|name| legs(fleet, name, Leg::Local))
 }
 
@@ -104,7 +121,9 @@ async fn whole_requests_go_to_whichever_kind_holds_the_prompt() {
         let prompt = prompt(number);
         let before = served(&fleet);
         right(&ask(&fleet, &prompt).await, &prompt);
-        let holder = usize::from(served(&fleet)[1] > before[1]);
+        let after = served(&fleet);
+        let holder = (0..3).find(|kind| after[*kind] > before[*kind]);
+        let holder = holder.expect("somebody served it");
         knows_of(&fleet, KINDS[holder], &prompt).await;
         for _ in 0..3 {
             right(&ask(&fleet, &prompt).await, &prompt);
@@ -157,20 +176,22 @@ async fn kv_is_handed_over_among_engines_of_a_kind_only() {
             );
         }
     }
-    assert_eq!(view["pairs"].as_array().unwrap().len(), 4);
-    for (number, pair) in ["vp,vd", "sp,sd"].into_iter().enumerate() {
+    assert_eq!(view["pairs"].as_array().unwrap().len(), 9);
+    for (number, pair) in ["vp,vd", "sp,sd", "tp,td"].into_iter().enumerate() {
         let prompt = prompt(number.try_into().unwrap());
         right(&ask_by(&fleet, &prompt, pair).await, &prompt);
     }
     for (name, leg) in [
         ("vp", Leg::Prefill),
         ("sp", Leg::Prefill),
+        ("tp", Leg::Prefill),
         ("vd", Leg::Decode),
         ("sd", Leg::Decode),
+        ("td", Leg::Decode),
     ] {
         assert_eq!(legs(&fleet, name, leg), 1, "{name}");
     }
-    for impossible in ["vp,sd", "sp,vd"] {
+    for impossible in ["vp,sd", "sp,vd", "tp,vd", "sp,td"] {
         let answer = ask_by(&fleet, &prompt(9), impossible).await;
         let message = answer.refused(503);
         assert!(message.contains("cannot be taken"), "{message}");
@@ -192,10 +213,10 @@ async fn ask_by(fleet: &Fleet, prompt: &[u32], pair: &str) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_all_engines_of_a_kind_are_dead_the_other_serves() {
-    for dead in [Kind::Vllm, Kind::Sglang] {
+async fn where_all_engines_of_a_kind_are_dead_the_others_serve() {
+    for dead in [Kind::Vllm, Kind::Sglang, Kind::Trtllm] {
         let fleet = fleet_of(whole().into_iter().chain(pairs())).start().await;
-        let names = ["v", "vp", "vd", "s", "sp", "sd"];
+        let names = ["v", "vp", "vd", "s", "sp", "sd", "t", "tp", "td"];
         for number in 0..4 {
             let prompt = prompt(number);
             right(&ask(&fleet, &prompt).await, &prompt);

@@ -249,7 +249,8 @@ impl Worker {
         let engine = format!("http://{}", self.engine.address());
         let back = format!("http://{}", self.back.address());
         let flags = self.engine.sidecar_flags().into_iter();
-        let flags = flags.map(move |flag| if flag == engine { back.clone() } else { flag });
+        // Alone, or behind the flag's name.
+        let flags = flags.map(move |flag| flag.replace(&engine, &back));
         let own: Vec<String> = own.split_whitespace().map(str::to_owned).collect();
         own.into_iter().chain(flags)
     }
